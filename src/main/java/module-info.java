@@ -1,0 +1,15 @@
+/**
+ * Modern attention kernels for the JVM: FlashAttention-2, sliding-window attention, multi-head
+ * latent attention and Kimi Delta Attention, on the CPU and on NVIDIA GPUs.
+ *
+ * <p>Everything public is in {@link dev.flare}. The kernels live in a C library that the jar
+ * carries; Java needs {@code --enable-native-access=dev.flare} (module path) or {@code
+ * --enable-native-access=ALL-UNNAMED} (class path) to call it.
+ */
+@org.jspecify.annotations.NullMarked
+module dev.flare {
+  requires static transitive org.jspecify;
+  requires com.fasterxml.jackson.jr.ob;
+
+  exports dev.flare;
+}
