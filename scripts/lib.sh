@@ -175,3 +175,78 @@ newer_than() {
     [ -e "$file" ] || return 0
     [ -n "$(find "$@" -newer "$file" -print -quit 2>/dev/null)" ]
 }
+
+# True where an NVIDIA driver has made its device files (or Windows' one for WSL).
+have_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; }
+
+find_nvcc() {
+    local dir
+    if have nvcc; then
+        command -v nvcc
+        return 0
+    fi
+    for dir in "${CUDA_HOME:-/nonexistent}" "${CUDA_PATH:-/nonexistent}" /usr/local/cuda /usr/local/cuda-*; do
+        if [ -x "$dir/bin/nvcc" ]; then
+            printf '%s' "$dir/bin/nvcc"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# native_library cpu|cuda: builds what is missing or stale, prints the library's path. Commands that need the CPU alone
+# take a full build when a fresh one is there.
+native_library() {
+    local full=$FLARE_ROOT/build/native/libflare.so
+    if [ "$1" = cpu ]; then
+        if [ -e "$FLARE_ROOT/build/native/CMakeCache.txt" ] && ! newer_than "$full" "$FLARE_ROOT/cuda"; then
+            printf '%s' "$full"
+            return 0
+        fi
+        "$FLARE_ROOT/scripts/build-native" --if-stale --cpu-only
+    else
+        "$FLARE_ROOT/scripts/build-native" --if-stale
+    fi
+}
+
+FLARE_CLI=$FLARE_ROOT/build/cli
+
+# Maven under the JDK found, quiet, without colours.
+maven() { (cd "$FLARE_ROOT" && mvn -B -ntp -Dstyle.color=never "$@"); }
+
+package_jar() {
+    # Asked again under the lock: the process that held it may have done the work.
+    jar_is_stale || return 0
+    step "building the jar" maven package dependency:copy-dependencies -Dmaven.test.skip=true -Djacoco.skip=true \
+        -DincludeScope=runtime -DoutputDirectory=target/lib
+    publish_jar
+}
+
+# Commands run from copies, each put in place by a rename: a build does not pull the jar from under a running one.
+publish_jar() {
+    local jar
+    mkdir -p "$FLARE_CLI"
+    for jar in "$FLARE_ROOT"/target/lib/*.jar; do
+        if ! cmp -s "$jar" "$FLARE_CLI/$(basename "$jar")"; then
+            cp "$jar" "$FLARE_CLI/.new.$$" && mv "$FLARE_CLI/.new.$$" "$FLARE_CLI/$(basename "$jar")"
+        fi
+    done
+    jar=$(find "$FLARE_ROOT/target" -maxdepth 1 -name 'flare-*.jar' ! -name '*-tests.jar' ! -name '*-sources.jar' \
+        ! -name '*-javadoc.jar' | head -n 1)
+    cp "$jar" "$FLARE_CLI/.new.$$" && mv "$FLARE_CLI/.new.$$" "$FLARE_CLI/flare.jar"
+    touch "$FLARE_CLI/flare.jar"
+}
+
+jar_is_stale() {
+    newer_than "$FLARE_CLI/flare.jar" "$FLARE_ROOT/src/main" "$FLARE_ROOT/generated" "$FLARE_ROOT/pom.xml"
+}
+
+# Makes sure of an up-to-date jar; sets CLASS_PATH.
+need_jar() {
+    need_jdk
+    if jar_is_stale; then
+        need mvn=maven
+        with_lock maven package_jar
+    fi
+    CLASS_PATH=$FLARE_CLI/flare.jar:$FLARE_CLI/'*'
+}

@@ -10,6 +10,11 @@
 module dev.flare {
   requires static transitive org.jspecify;
   requires com.fasterxml.jackson.jr.ob;
+  requires static info.picocli;
 
   exports dev.flare;
+
+  // The command line's options are fields that picocli sets.
+  opens dev.flare.cli to
+      info.picocli;
 }
