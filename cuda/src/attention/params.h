@@ -1,0 +1,76 @@
+// Parameters of the attention forward kernels, filled by the API after validation and shared by every kernel.
+// Plain data, passed to kernels by value. Symbols as in the papers:
+//   s = scale q k^T;  s = softcap tanh(s / softcap);  s -= slope |i + off - j|;  o = softmax(s) v,  off = seqlen_k - seqlen_q.
+#pragma once
+
+#include <cstdint>
+
+namespace flare::attention {
+
+enum class DType : int32_t { kBf16 = 0, kFp16 = 1, kFp8E4m3 = 2 };
+
+// Strides in elements; the last dimension is contiguous. With cu_seqlens the batch stride is unused.
+struct Strides {
+    int64_t batch;
+    int64_t row;
+    int64_t head;
+};
+
+struct FwdParams {
+    const void* q;  // [B, Sq, Hq, D]   or [Tq, Hq, D] with cu_seqlens_q
+    const void* k;  // [B, Sk, Hk, D]   or [Tk, Hk, D] with cu_seqlens_k, or [pages, page_size, Hk, D] with block_table
+    const void* v;  // as k, last dimension Dv
+    void* o;        // as q, last dimension Dv; bf16 for fp8 inputs
+    float* lse;     // natural log, [B, Hq, Sq] or [Hq, Tq]; null when not wanted
+
+    Strides q_stride;
+    Strides k_stride;  // batch = page stride with block_table
+    Strides v_stride;
+    Strides o_stride;
+    Strides lse_stride;  // row stride 1 is what the packed layouts have
+
+    DType dtype;
+    int32_t batch;
+    int32_t heads_q;
+    int32_t heads_kv;
+    int32_t seqlen_q;  // the maximum over the batch when lengths are on the device
+    int32_t seqlen_k;
+    int32_t head_dim;    // of q and k
+    int32_t head_dim_v;  // of v and o
+    int64_t total_q;     // rows of packed q (0 when dense)
+    int64_t total_k;
+
+    // Key j is visible to row i when i + off - window_left <= j <= i + off + window_right; -1 = no bound on that side.
+    // No mask is (-1, -1), causal (-1, 0).
+    int32_t window_left;
+    int32_t window_right;
+
+    float scale;
+    float softcap;              // 0 = off
+    const float* alibi_slopes;  // [Hq] or [B, Hq] (alibi_batch_stride); null = off
+    int64_t alibi_batch_stride;
+    const float* sink;  // [Hq], natural-log units, not scaled; null = off
+
+    // Lengths on the device, int32; null = dense.
+    const int32_t* cu_seqlens_q;  // [B + 1]
+    const int32_t* cu_seqlens_k;  // [B + 1]
+    const int32_t* seqused_q;     // [B]
+    const int32_t* seqused_k;     // [B]
+
+    // Paged K and V; null = contiguous.
+    const int32_t* block_table;  // [B, max_pages]
+    int64_t block_table_stride;
+    int32_t page_size;
+    int32_t num_pages;
+
+    // fp8 descales, [B, Hk] each with the strides below; null = 1.
+    const float* q_descale;
+    const float* k_descale;
+    const float* v_descale;
+    int64_t descale_batch_stride;
+    int64_t descale_head_stride;
+
+    int32_t sm_count;  // of the device that runs the launch
+};
+
+}  // namespace flare::attention
