@@ -1,0 +1,23 @@
+// Status reporting shared by every layer: a status code plus a text kept per thread.
+#pragma once
+
+#include <cstdint>
+
+#include "flare.h"
+
+namespace flare {
+
+// Records the text for flare_last_error() on this thread and returns `status`, so that a check reads `return fail(...)`.
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+int32_t fail(int32_t status, const char* format, ...);
+
+void clear_error();
+const char* last_error();
+
+const char* dtype_name(int32_t dtype);
+// Bytes of one element; 0 for an unknown dtype.
+int64_t dtype_bytes(int32_t dtype);
+
+}  // namespace flare
