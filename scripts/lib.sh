@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Shared by the commands in this folder; sourced, never run. Callers have `set -euo pipefail` on.
 #
 # Set-up rule: what is missing is installed with apt when we are root on Debian or Ubuntu; otherwise the command stops
