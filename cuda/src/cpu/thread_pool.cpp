@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -39,6 +38,27 @@ ScratchList& scratch_list() {
 
 // ---- jobs ------------------------------------------------------------------------------------------------------------
 
+// std::condition_variable::wait is a newer symbol from GCC 12 on (GLIBCXX_3.4.30), and the library's ceiling is 3.4.29.
+class Condition {
+  public:
+    Condition() = default;
+    Condition(const Condition&) = delete;
+    Condition& operator=(const Condition&) = delete;
+    ~Condition() { pthread_cond_destroy(&cond_); }
+
+    template <class Done>
+    void wait(std::unique_lock<std::mutex>& lock, Done done) {
+        while (!done()) {
+            pthread_cond_wait(&cond_, lock.mutex()->native_handle());
+        }
+    }
+    void notify_one() { pthread_cond_signal(&cond_); }
+    void notify_all() { pthread_cond_broadcast(&cond_); }
+
+  private:
+    pthread_cond_t cond_ = PTHREAD_COND_INITIALIZER;
+};
+
 // Lives on the caller's stack. Guarded by Pool::mutex except for `next_index`.
 struct Job {
     void (*body)(void*, int64_t, void*);
@@ -49,7 +69,7 @@ struct Job {
     std::atomic<int64_t> next_index{0};
     int joined = 0;  // workers that ever joined
     int active = 0;  // workers inside now
-    std::condition_variable idle;
+    Condition idle;
     Job* next = nullptr;
 };
 
@@ -174,7 +194,7 @@ class Pool {
     const int size_;
     bool started_ = false;
     std::mutex mutex_;
-    std::condition_variable wake_;
+    Condition wake_;
     Job* jobs_ = nullptr;
 };
 
