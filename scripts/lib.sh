@@ -212,8 +212,12 @@ native_library() {
 
 FLARE_CLI=$FLARE_ROOT/build/cli
 
-# Maven under the JDK found, quiet, without colours.
-maven() { (cd "$FLARE_ROOT" && mvn -B -ntp -Dstyle.color=never "$@"); }
+# Maven under the JDK found, without colours, questions or download lines. Maven 3.8's own libraries use sun.misc.Unsafe,
+# of which newer JDKs warn.
+maven() {
+    (cd "$FLARE_ROOT" && MAVEN_OPTS="${MAVEN_OPTS:-} --sun-misc-unsafe-memory-access=allow" \
+        mvn -B -ntp -Dstyle.color=never "$@")
+}
 
 package_jar() {
     # Asked again under the lock: the process that held it may have done the work.
