@@ -7,24 +7,26 @@ package dev.flare;
  */
 public enum DType {
   /** IEEE 754 binary32. */
-  FP32(4, true),
+  FP32(1, 4, true),
   /** IEEE 754 binary16: 5 exponent bits, 10 fraction bits, largest finite value 65504. */
-  FP16(2, true),
+  FP16(2, 2, true),
   /** bfloat16: the upper half of an FP32 value. */
-  BF16(2, true),
+  BF16(3, 2, true),
   /** OCP 8-bit float, 4 exponent and 3 fraction bits: no infinity, largest finite value 448. */
-  FP8_E4M3(1, true),
+  FP8_E4M3(4, 1, true),
   /** 32-bit signed integer: indices, lengths and block tables. */
-  INT32(4, false),
+  INT32(6, 4, false),
   /** 64-bit signed integer: indices and lengths. */
-  INT64(8, false),
+  INT64(7, 8, false),
   /** Raw bytes: cache rows of a packed layout, such as the 656-byte latent row. */
-  UINT8(1, false);
+  UINT8(5, 1, false);
 
+  private final int code; // the constant of flare.h; a test compares them
   private final int bytes;
   private final boolean floating;
 
-  DType(int bytes, boolean floating) {
+  DType(int code, int bytes, boolean floating) {
+    this.code = code;
     this.bytes = bytes;
     this.floating = floating;
   }
@@ -45,5 +47,10 @@ public enum DType {
    */
   public boolean isFloating() {
     return floating;
+  }
+
+  /** The FLARE_ constant of the C ABI. */
+  int code() {
+    return code;
   }
 }

@@ -1,0 +1,128 @@
+package dev.flare.internal;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+
+import java.io.IOException;
+import java.lang.foreign.Arena;
+import java.lang.foreign.FunctionDescriptor;
+import java.lang.foreign.Linker;
+import java.lang.foreign.MemorySegment;
+import java.lang.invoke.MethodHandle;
+import java.nio.channels.FileChannel;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Host memory for tensors and workspaces.
+ *
+ * <p>It comes from the C heap, because {@link Arena#allocate} writes zeros over every byte, by one
+ * thread: 300 ms for 256 MiB that a kernel is about to overwrite. Where native access is denied an
+ * arena's own memory does, so that tensors work without it.
+ */
+public final class HostMemory {
+  /** Alignment of every allocation: what a workspace needs, and more than any vector load wants. */
+  public static final long ALIGNMENT = 256;
+
+  private static final long SLACK = ALIGNMENT;
+
+  private HostMemory() {}
+
+  /** The C heap's functions; null where native access is denied. */
+  private record CHeap(MethodHandle malloc, MethodHandle calloc, MethodHandle free) {
+    static final @Nullable CHeap INSTANCE = find();
+
+    private static @Nullable CHeap find() {
+      Linker linker = Linker.nativeLinker();
+      var symbols = linker.defaultLookup();
+      try {
+        return new CHeap(
+            linker.downcallHandle(
+                symbols.find("malloc").orElseThrow(), FunctionDescriptor.of(ADDRESS, JAVA_LONG)),
+            linker.downcallHandle(
+                symbols.find("calloc").orElseThrow(),
+                FunctionDescriptor.of(ADDRESS, JAVA_LONG, JAVA_LONG)),
+            linker.downcallHandle(
+                symbols.find("free").orElseThrow(), FunctionDescriptor.ofVoid(ADDRESS)));
+      } catch (IllegalCallerException e) {
+        return null;
+      }
+    }
+
+    MemorySegment allocate(long bytes, boolean zeroed) {
+      try {
+        return zeroed
+            ? (MemorySegment) calloc.invokeExact(1L, bytes)
+            : (MemorySegment) malloc.invokeExact(bytes);
+      } catch (Throwable e) {
+        throw new AssertionError(e);
+      }
+    }
+
+    void release(MemorySegment base) {
+      try {
+        free.invokeExact(base);
+      } catch (Throwable e) {
+        throw new AssertionError(e);
+      }
+    }
+  }
+
+  /**
+   * Allocates memory aligned to {@link #ALIGNMENT}.
+   *
+   * @param bytes may be 0
+   * @param zeroed false leaves the content undefined
+   * @return null if there is not that much
+   */
+  @SuppressWarnings("MustBeClosedChecker") // the allocation closes it
+  public static @Nullable Allocation allocate(long bytes, boolean zeroed) {
+    if (bytes > Long.MAX_VALUE - SLACK) {
+      return null;
+    }
+    CHeap heap = CHeap.INSTANCE;
+    Arena arena = Arena.ofShared();
+    if (heap == null) {
+      try {
+        return Allocation.owned(arena.allocate(Math.max(bytes, 1), ALIGNMENT), arena);
+      } catch (OutOfMemoryError e) {
+        arena.close();
+        return null;
+      }
+    }
+    MemorySegment base = heap.allocate(bytes + SLACK, zeroed);
+    if (base.equals(MemorySegment.NULL)) {
+      arena.close();
+      return null;
+    }
+    long aligned = (base.address() + SLACK - 1) & -ALIGNMENT;
+    MemorySegment segment =
+        MemorySegment.ofAddress(aligned).reinterpret(bytes, arena, s -> heap.release(base));
+    return Allocation.owned(segment, arena);
+  }
+
+  /**
+   * Maps a part of a file, read-only.
+   *
+   * @throws IOException if the file cannot be opened, or is shorter than {@code offset + bytes}
+   */
+  @SuppressWarnings("MustBeClosedChecker") // the allocation closes it
+  public static Allocation map(Path file, long offset, long bytes) throws IOException {
+    try (FileChannel channel = FileChannel.open(file, StandardOpenOption.READ)) {
+      long size = channel.size();
+      if (offset > size - bytes) {
+        throw new IOException(
+            file + " has " + size + " bytes; " + bytes + " from offset " + offset + " are wanted");
+      }
+      Arena arena = Arena.ofShared();
+      try {
+        return Allocation.owned(
+            channel.map(FileChannel.MapMode.READ_ONLY, offset, bytes, arena), arena);
+      } catch (IOException | RuntimeException | Error e) {
+        arena.close();
+        throw e;
+      }
+    }
+  }
+}
