@@ -13,7 +13,14 @@
 
 #if defined(FLARE_CPU_ISA_AVX512)
 #define FLARE_CPU_NAMESPACE avx512
+// GCC 12 takes the deliberately undefined merge operands of its own intrinsics for uninitialised variables.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #elif defined(FLARE_CPU_ISA_AVX2)
 #define FLARE_CPU_NAMESPACE avx2
 #include <immintrin.h>

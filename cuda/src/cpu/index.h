@@ -1,0 +1,53 @@
+// Reading index arrays (int32 or int64 by dtype), and the checks of their entries that run on the calling thread before
+// anything is written.
+#pragma once
+
+#include <cstdint>
+
+#include "flare.h"
+
+namespace flare::cpu {
+
+// `static`, as in convert.h: also used by files that are compiled per instruction set.
+static inline int64_t read_index(const void* array, int32_t dtype, int64_t i) {
+    return dtype == FLARE_INT64 ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+}
+
+// Rows of sequence b: where they start in a packed tensor (0 when dense), and how many are in use.
+struct SequenceSpan {
+    int64_t begin;
+    int64_t length;
+};
+
+// The three ways a length can be given: `used[b]`, else the difference of `cumulative`, else `dense_length`.
+static inline SequenceSpan sequence_span(const void* cumulative, const void* used, int64_t dense_length, int32_t dtype,
+                                         int64_t b) {
+    SequenceSpan span{0, dense_length};
+    if (cumulative != nullptr) {
+        span.begin = read_index(cumulative, dtype, b);
+        span.length = read_index(cumulative, dtype, b + 1) - span.begin;
+    }
+    if (used != nullptr) {
+        span.length = read_index(used, dtype, b);
+    }
+    return span;
+}
+
+// Each returns FLARE_OK, or FLARE_ERROR_INDEX with a text that names argument, entry, value and allowed range.
+
+// [count] values in [low, high].
+int32_t check_index_range(const char* name, const void* array, int32_t dtype, int64_t count, int64_t low, int64_t high);
+
+// [batch + 1] offsets: from >= 0, not decreasing, each length <= longest, the last <= total.
+int32_t check_cumulative(const char* name, const void* array, int32_t dtype, int64_t batch, int64_t longest,
+                         int64_t total);
+
+// [batch] lengths in use, each <= the sequence's own length (cumulative, or else dense_length).
+int32_t check_used(const char* name, const void* used, const void* cumulative, int32_t dtype, int64_t batch,
+                   int64_t dense_length);
+
+// The entries of block table row b that cover keys [first_key, end_key): page numbers in [0, num_pages).
+int32_t check_pages(const void* table, int32_t dtype, int64_t b, int64_t stride_b, int64_t page_size, int64_t num_pages,
+                    int64_t first_key, int64_t end_key);
+
+}  // namespace flare::cpu

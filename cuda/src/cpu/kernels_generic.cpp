@@ -1,0 +1,2 @@
+// Plain C++: runs on every processor.
+#include "kernels.inl"
