@@ -133,6 +133,10 @@ final class Layout {
 
   @Override
   public boolean equals(Object other) {
+    // Most launches bring the very tensors of the launch before.
+    if (this == other) { // most launches bring the very tensors of the launch before
+      return true;
+    }
     return other instanceof Layout that
         && dtype == that.dtype
         && shape.equals(that.shape)

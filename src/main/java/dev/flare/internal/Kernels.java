@@ -102,6 +102,11 @@ public final class Kernels {
     return NativeLibrary.text(flare_h.flare_status_string(status));
   }
 
+  /** Whether a status says that host memory ran out. */
+  public static boolean isOutOfMemory(int status) {
+    return status == flare_h.FLARE_ERROR_MEMORY();
+  }
+
   /** What the library says of its own ABI: structs, offsets, functions, constants. */
   public static String abi() {
     return NativeLibrary.text(flare_h.flare_abi());

@@ -1,0 +1,28 @@
+package dev.flare;
+
+import dev.flare.internal.Kernels;
+
+/** Turns a status of the C library into the exception that a caller sees. The cold path. */
+final class Failures {
+  private Failures() {}
+
+  /** The exception for this thread's last call, which returned {@code status}. */
+  static FlareException of(Kernels.Operation operation, int status) {
+    String detail = Kernels.lastError();
+    String text = detail.isEmpty() ? Kernels.statusName(status) : detail;
+    if (status < 100) {
+      return new InvalidArgumentException(text);
+    }
+    if (status < 200) {
+      return new UnsupportedException(text);
+    }
+    String named = operation + " failed with " + Kernels.statusName(status) + ": " + text;
+    if (Kernels.isOutOfMemory(status)) {
+      return new OutOfMemoryException(named);
+    }
+    if (status >= 300 && status < 400) {
+      return new DeviceException(named);
+    }
+    return new InternalException(named);
+  }
+}

@@ -1,0 +1,338 @@
+package dev.flare;
+
+import dev.flare.internal.Allocation;
+import dev.flare.internal.CommonParams;
+import dev.flare.internal.HostMemory;
+import dev.flare.internal.Kernels;
+import dev.flare.internal.Kernels.Operation;
+import dev.flare.internal.Struct;
+import dev.flare.internal.Struct.Pointer;
+import java.lang.foreign.Arena;
+import java.lang.invoke.MethodHandles;
+import java.lang.invoke.VarHandle;
+import java.util.ArrayList;
+import java.util.List;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * What every plan has: a filled params struct, its workspace, and the tensors of the launch under
+ * way.
+ *
+ * <p>A launch is {@code begin}, {@code bind} for each argument, {@code run}, and {@code end} in a
+ * finally block. One at a time: a second one throws. It allocates nothing.
+ */
+final class Launcher {
+  private static final int IDLE = 0;
+  private static final int BUSY = 1;
+  private static final int CLOSED = 2;
+
+  /**
+   * Addresses that stand for outputs which are not there yet, where the C library is only asked: 1
+   * TiB apart, and below any memory of a process.
+   */
+  private static final int PLACEHOLDER_SHIFT = 40;
+
+  private static final VarHandle STATE;
+
+  static {
+    try {
+      STATE = MethodHandles.lookup().findVarHandle(Launcher.class, "state", int.class);
+    } catch (ReflectiveOperationException e) {
+      throw new ExceptionInInitializerError(e);
+    }
+  }
+
+  /**
+   * A tensor that each launch gives anew.
+   *
+   * @param layout what it must look like; null if this plan has no such argument
+   */
+  private record Argument(String name, Pointer field, @Nullable Layout layout, boolean output) {}
+
+  /** A tensor that was given when the plan was made: lengths, block tables, sinks. */
+  private record Fixed(String name, Pointer field, Tensor tensor) {}
+
+  private final Operation operation;
+  private final Device device;
+  private final Struct params;
+  private final Arena arena;
+  private final @Nullable Allocation workspace;
+  private final long workspaceBytes;
+  private final Argument[] arguments;
+  private final Fixed[] fixed;
+  private final @Nullable Tensor[] bound;
+  private int heldFixed;
+
+  @SuppressWarnings("UnusedVariable") // through STATE
+  private volatile int state;
+
+  private Launcher(
+      Operation operation,
+      Device device,
+      Struct params,
+      Arena arena,
+      Argument[] arguments,
+      Fixed[] fixed,
+      long workspaceBytes) {
+    this.operation = operation;
+    this.device = device;
+    this.params = params;
+    this.arena = arena;
+    this.arguments = arguments;
+    this.fixed = fixed;
+    this.bound = new @Nullable Tensor[arguments.length];
+    this.workspaceBytes = workspaceBytes;
+    this.workspace = workspaceBytes == 0 ? null : HostMemory.allocate(workspaceBytes, false);
+    if (workspaceBytes > 0) {
+      if (workspace == null) {
+        throw new OutOfMemoryException(
+            operation
+                + ": "
+                + workspaceBytes
+                + " bytes of host memory for the workspace could not"
+                + " be had");
+      }
+      CommonParams.Workspace fields = CommonParams.workspace(operation);
+      params.set(fields.address(), workspace.address()).set(fields.bytes(), workspaceBytes);
+    }
+  }
+
+  /** Collects what a plan consists of, then checks it against the C library. */
+  static final class Builder {
+    private final Operation operation;
+    private final Device device;
+    private final Struct params;
+    private final Arena arena;
+    private final List<Argument> arguments = new ArrayList<>();
+    private final List<Fixed> fixed = new ArrayList<>();
+
+    Builder(Operation operation, Device device, Arena arena, Struct params) {
+      this.operation = operation;
+      this.device = device;
+      this.arena = arena;
+      this.params = params;
+      params.set(CommonParams.DEVICE, device.index());
+    }
+
+    Struct params() {
+      return params;
+    }
+
+    /** The next argument of a launch, an input; null means that launches have none here. */
+    void input(String name, Pointer field, @Nullable Tensor like) {
+      arguments.add(new Argument(name, field, like == null ? null : like.layout(), false));
+      params.set(field, like == null ? 0 : like.address());
+    }
+
+    /**
+     * The next argument of a launch, an output.
+     *
+     * @param layout what it looks like; null means that launches have none here
+     * @param like a tensor to check in advance; null if there is none yet
+     */
+    void output(String name, Pointer field, @Nullable Layout layout, @Nullable Tensor like) {
+      if (like != null) {
+        like.requireOutput(name);
+      }
+      arguments.add(new Argument(name, field, layout, true));
+      if (layout != null) {
+        // The C library wants to know which outputs there will be.
+        params.set(
+            field, like != null ? like.address() : (long) arguments.size() << PLACEHOLDER_SHIFT);
+      }
+    }
+
+    /** The next argument of a launch, an output that is there; null means that there is none. */
+    void output(String name, Pointer field, @Nullable Tensor like) {
+      output(name, field, like == null ? null : like.layout(), like);
+    }
+
+    /** A tensor of the plan itself; its memory must stay open as long as launches follow. */
+    void fixed(String name, Pointer field, @Nullable Tensor tensor) {
+      if (tensor != null) {
+        Checks.present(name, tensor, device);
+        fixed.add(new Fixed(name, field, tensor));
+        params.set(field, tensor.address());
+      }
+    }
+
+    /**
+     * Asks the C library about the workspace, which checks all sizes and options on the way.
+     *
+     * @throws FlareException if it can't run these params
+     */
+    Launcher build() {
+      int status = Kernels.workspace(operation, params.segment());
+      if (status != 0) {
+        throw Failures.of(operation, status);
+      }
+      return new Launcher(
+          operation,
+          device,
+          params,
+          arena,
+          arguments.toArray(Argument[]::new),
+          fixed.toArray(Fixed[]::new),
+          Kernels.workspaceBytes());
+    }
+  }
+
+  /** The same plan with a workspace of its own. */
+  Launcher fork() {
+    if (state == CLOSED) {
+      throw closed();
+    }
+    return inArena(
+        false,
+        to ->
+            new Launcher(operation, device, params.copy(to), to, arguments, fixed, workspaceBytes));
+  }
+
+  /** Makes something that owns an arena; if that fails, the arena is closed. */
+  interface InArena<T> {
+    T make(Arena arena);
+  }
+
+  /**
+   * Opens an arena for a plan.
+   *
+   * @param confined true for a plan that never leaves this thread: it is cheaper to close
+   */
+  @SuppressWarnings("MustBeClosedChecker") // the launcher closes it
+  static <T> T inArena(boolean confined, InArena<T> maker) {
+    Arena arena = confined ? Arena.ofConfined() : Arena.ofShared();
+    try {
+      return maker.make(arena);
+    } catch (RuntimeException | Error e) {
+      arena.close();
+      throw e;
+    }
+  }
+
+  // ---- a launch -------------------------------------------------------------------------------
+
+  void begin(@Nullable Stream stream) {
+    if (!STATE.compareAndSet(this, IDLE, BUSY)) {
+      throw state == CLOSED ? closed() : busy("launch");
+    }
+    if (stream != null && !stream.device().equals(device)) {
+      state = IDLE;
+      throw new InvalidArgumentException("stream", stream, "a stream of " + device);
+    }
+  }
+
+  /** Gives argument {@code i} its tensor, which stays open until {@link #end}. */
+  void bind(int i, @Nullable Tensor tensor) {
+    Argument argument = arguments[i];
+    if (tensor == null || argument.layout == null) {
+      if (tensor != null || argument.layout != null) {
+        throw unexpected(argument, tensor);
+      }
+      return;
+    }
+    Layout layout = tensor.layout();
+    if (!layout.equals(argument.layout)) {
+      throw unexpected(argument, tensor);
+    }
+    if (argument.output && tensor.isReadOnly()) {
+      tensor.requireOutput(argument.name);
+    }
+    tensor.acquire(argument.name);
+    bound[i] = tensor;
+    params.set(argument.field, tensor.address());
+  }
+
+  void run() {
+    while (heldFixed < fixed.length) {
+      fixed[heldFixed].tensor.acquire(fixed[heldFixed].name);
+      heldFixed++;
+    }
+    int status = Kernels.run(operation, params.segment());
+    if (status != 0) {
+      throw Failures.of(operation, status);
+    }
+  }
+
+  void end() {
+    for (int i = 0; i < bound.length; i++) {
+      Tensor tensor = bound[i];
+      if (tensor != null) {
+        bound[i] = null;
+        tensor.release();
+      }
+    }
+    while (heldFixed > 0) {
+      heldFixed--;
+      fixed[heldFixed].tensor.release();
+    }
+    state = IDLE;
+  }
+
+  private static InvalidArgumentException unexpected(Argument argument, @Nullable Tensor tensor) {
+    return new InvalidArgumentException(
+        argument.name,
+        tensor == null ? null : tensor.layout(),
+        argument.layout == null
+            ? "null: the plan was made without it"
+            : argument.layout + ": what the plan was made for");
+  }
+
+  // ---- what plans tell ------------------------------------------------------------------------
+
+  String kernelName() {
+    if (!STATE.compareAndSet(this, IDLE, BUSY)) {
+      throw state == CLOSED ? closed() : busy("kernelName");
+    }
+    try {
+      int status = Kernels.kernelName(operation, params.segment());
+      if (status != 0) {
+        throw Failures.of(operation, status);
+      }
+      return Kernels.kernelName();
+    } finally {
+      state = IDLE;
+    }
+  }
+
+  long workspaceBytes() {
+    return workspaceBytes;
+  }
+
+  Device device() {
+    return device;
+  }
+
+  /** What argument {@code i} must look like. */
+  Layout layout(int i) {
+    Layout layout = arguments[i].layout;
+    if (layout == null) {
+      throw new InvalidArgumentException(arguments[i].name + ": the plan was made without it");
+    }
+    return layout;
+  }
+
+  /** Allocates a dense tensor for argument {@code i}. */
+  Tensor empty(int i) {
+    return Tensor.empty(device, layout(i).dtype(), layout(i).shape());
+  }
+
+  void close() {
+    if (STATE.compareAndSet(this, IDLE, CLOSED)) {
+      if (workspace != null) {
+        workspace.close();
+      }
+      arena.close();
+    } else if (state == BUSY) {
+      throw busy("close");
+    }
+  }
+
+  private InUseException busy(String call) {
+    return new InUseException(
+        call + ": another launch of this plan is under way; fork() a plan for each thread");
+  }
+
+  private static ClosedException closed() {
+    return new ClosedException("the plan is closed");
+  }
+}
