@@ -399,6 +399,7 @@ void test_sizes() {
         dense(FLARE_BF16, 2, 1, 40, 120, d, d, FLARE_MASK_CAUSAL, random)->check("head dim " + std::to_string(d));
     }
     dense(FLARE_FP32, 1, 1, 1, 3000, 128, 128, FLARE_MASK_NONE, random)->check("long decode");
+    dense(FLARE_FP32, 8, 2, 3, 2600, 64, 64, FLARE_MASK_CAUSAL, random)->check("automatic splits");
     dense(FLARE_FP32, 1, 1, 300, 1200, 64, 512, FLARE_MASK_CAUSAL, random)->check("many tiles");
     dense(FLARE_FP32, 16, 1, 33, 700, 64, 64, FLARE_MASK_CAUSAL, random)->check("packed group");
 }
@@ -604,6 +605,42 @@ void test_merge() {
     }
 }
 
+// The workspace for given maxima is enough for every smaller size.
+void test_workspace_is_monotone() {
+    Random random(10);
+    const auto bytes_for = [](int64_t batch, int64_t sq, int64_t sk, int32_t splits) {
+        flare_attention_params p{};
+        p.struct_size = sizeof(p);
+        p.device = FLARE_DEVICE_CPU;
+        p.dtype = FLARE_FP32;
+        p.batch = batch;
+        p.heads_q = 6;
+        p.heads_kv = 2;
+        p.seqlen_q = sq;
+        p.seqlen_k = sk;
+        p.head_dim_qk = p.head_dim_v = 16;
+        p.num_splits = splits;
+        p.q_stride_h = p.k_stride_h = p.v_stride_h = p.out_stride_h = 16;
+        p.q_stride_s = p.out_stride_s = 96;
+        p.k_stride_s = p.v_stride_s = 32;
+        p.q_stride_b = p.out_stride_b = sq * 96;
+        p.k_stride_b = p.v_stride_b = sk * 32;
+        uint64_t bytes = 0;
+        EXPECT(flare_attention_workspace(&p, &bytes) == FLARE_OK, "%s", last_error().c_str());
+        return bytes;
+    };
+    for (int repeat = 0; repeat < 2000; ++repeat) {
+        const int32_t splits = static_cast<int32_t>(random.pick({0, 0, 1, 3}));
+        const int64_t batch = random.integer(1, 40);
+        const int64_t sq = random.integer(1, 90);
+        const int64_t sk = random.integer(1, 20000);
+        const uint64_t large = bytes_for(batch, sq, sk, splits);
+        const uint64_t small = bytes_for(random.integer(1, batch), random.integer(1, sq), random.integer(1, sk), splits);
+        EXPECT(small <= large, "%llu for less, %llu for more", static_cast<unsigned long long>(small),
+               static_cast<unsigned long long>(large));
+    }
+}
+
 // Two halves of the keys, merged, are the whole.
 void test_merge_of_halves() {
     Random random(9);
@@ -655,6 +692,7 @@ int main() {
     test_bad_indices();
     test_merge();
     test_merge_of_halves();
+    test_workspace_is_monotone();
     test_random_mixtures(250);
     return finish("cpu_attention_test");
 }

@@ -14,34 +14,28 @@ int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
+// A packed sequence can't be longer than the tensor, whatever maximum is given.
+int64_t longest_q(const flare_attention_params& p) {
+    return p.cu_seqlens_q != nullptr && p.total_q < p.seqlen_q ? p.total_q : p.seqlen_q;
+}
+
+SplitRule split_rule(const flare_attention_params& p) {
+    return SplitRule{p.num_splits, p.deterministic != 0, 64, 64};
+}
+
 // Tiles such that Q and O of a row tile, and K and V of a key tile, stay in a core's second-level cache.
 AttentionPlan make_plan(const flare_attention_params& p) {
     AttentionPlan plan{};
     const int64_t width = p.head_dim_qk + p.head_dim_v;
-    const int64_t rows = p.seqlen_q * (p.heads_q / p.heads_kv);
+    const int64_t rows = longest_q(p) * (p.heads_q / p.heads_kv);
     const int64_t largest_tile = width <= 512 ? 256 : 128;
     plan.params = &p;
     plan.row_tile = rows < largest_tile ? divide_up(rows > 0 ? rows : 1, 64) * 64 : largest_tile;
     plan.num_tiles = divide_up(rows, plan.row_tile);
     plan.key_tile = width <= 512 ? 96 : 48;
-    plan.partials.splits =
-        choose_splits(p.num_splits, p.deterministic != 0, p.batch * p.heads_kv * plan.num_tiles, p.seqlen_k);
-    plan.partials.rows = p.cu_seqlens_q != nullptr ? p.total_q : p.batch * p.seqlen_q;
+    plan.partials.splits = split_rule(p).splits(p.batch * p.heads_kv * plan.num_tiles, rows, p.seqlen_k);
+    plan.partials.rows = longest_q(p);
     return plan;
-}
-
-// Bytes of the partial outputs, then of the partial lse, each aligned.
-uint64_t align256(uint64_t bytes) {
-    return (bytes + 255) / 256 * 256;
-}
-
-uint64_t partial_out_bytes(const AttentionPlan& plan) {
-    const flare_attention_params& p = *plan.params;
-    return align256(static_cast<uint64_t>(plan.partials.splits * plan.partials.rows * p.heads_q * p.head_dim_v) * 4);
-}
-
-uint64_t partial_lse_bytes(const AttentionPlan& plan) {
-    return align256(static_cast<uint64_t>(plan.partials.splits * plan.partials.rows * plan.params->heads_q) * 4);
 }
 
 int32_t check_indices(const flare_attention_params& p) {
@@ -96,14 +90,14 @@ MergePlan merge_of_splits(const AttentionPlan& plan) {
     merge.num_partials = partials.splits;
     merge.out_stride_h = p.head_dim_v;
     merge.out_stride_s = p.heads_q * p.head_dim_v;
-    merge.out_stride_b = p.seqlen_q * merge.out_stride_s;
-    merge.out_stride_p = partials.rows * merge.out_stride_s;
+    merge.out_stride_b = partials.rows * merge.out_stride_s;
+    merge.out_stride_p = p.batch * merge.out_stride_b;
     merge.lse_stride_h = 1;
     merge.lse_stride_s = p.heads_q;
-    merge.lse_stride_b = p.seqlen_q * p.heads_q;
-    merge.lse_stride_p = partials.rows * p.heads_q;
+    merge.lse_stride_b = partials.rows * p.heads_q;
+    merge.lse_stride_p = p.batch * merge.lse_stride_b;
     merge.batch = p.batch;
-    merge.seqlen = p.seqlen_q;
+    merge.seqlen = partials.rows;
     merge.heads = p.heads_q;
     merge.head_dim = p.head_dim_v;
     merge.cu_seqlens = p.cu_seqlens_q;
@@ -132,9 +126,10 @@ void run_merge(const MergePlan& plan, int32_t num_threads) {
                  kernels.merge_scratch(plan), body);
 }
 
-uint64_t attention_workspace(const flare_attention_params& params) {
-    const AttentionPlan plan = make_plan(params);
-    return plan.partials.splits > 1 ? partial_out_bytes(plan) + partial_lse_bytes(plan) : 0;
+// Partial outputs, then partial lse.
+uint64_t attention_workspace(const flare_attention_params& p) {
+    const int64_t rows = split_rule(p).partial_rows(p.batch * longest_q(p) * p.heads_q, p.seqlen_k);
+    return float_bytes(rows, p.head_dim_v) + float_bytes(rows, 1);
 }
 
 int32_t attention_forward(const flare_attention_params& params) {
@@ -146,12 +141,14 @@ int32_t attention_forward(const flare_attention_params& params) {
     if (split) {
         char* workspace = static_cast<char*>(params.workspace);
         plan.partials.out = reinterpret_cast<float*>(workspace);
-        plan.partials.lse = reinterpret_cast<float*>(workspace + partial_out_bytes(plan));
+        plan.partials.lse = reinterpret_cast<float*>(
+            workspace + float_bytes(plan.partials.splits * params.batch * plan.partials.rows * params.heads_q, params.head_dim_v));
     }
     const Kernels& kernels = active_kernels();
     auto body = [&](int64_t item, void* scratch) { kernels.attention_item(plan, item, scratch); };
-    const double work = static_cast<double>(params.batch * params.heads_q * params.seqlen_q) *
-                        static_cast<double>((params.seqlen_k + 16) * (params.head_dim_qk + params.head_dim_v));
+    const double work = static_cast<double>(params.batch * plan.partials.rows) * static_cast<double>(params.heads_q) *
+                        (static_cast<double>(params.seqlen_k) + 16.0) *
+                        static_cast<double>(params.head_dim_qk + params.head_dim_v);
     try {
         parallel_for(plan.num_tiles * params.batch * params.heads_kv * plan.partials.splits,
                      choose_threads(params.num_threads, work), kernels.attention_scratch(plan), body);

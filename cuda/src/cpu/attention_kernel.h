@@ -141,7 +141,7 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
     char* out_base = static_cast<char*>(p.out) +
                      (packed_out ? q_span.begin * p.out_stride_s : b * p.out_stride_b) * element_bytes(p.out_dtype);
     float* lse_base = p.lse == nullptr ? nullptr : p.lse + (packed_out ? q_span.begin : b * p.lse_stride_b);
-    const int64_t first_partial = packed_out ? q_span.begin : b * p.seqlen_q;
+    const int64_t first_partial = b * plan.partials.rows;
     queries.finish(
         descale(p.v_descale, p, b, kv_head),
         [&](int64_t row) {
@@ -153,7 +153,7 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
             const int64_t head = kv_head * group + (row0 + row) % group;
             if (splits > 1) {
                 const int64_t slot =
-                    (split * plan.partials.rows + first_partial + token) * p.heads_q + head;
+                    (split * p.batch * plan.partials.rows + first_partial + token) * p.heads_q + head;
                 store_row(values, FLARE_FP32, scratch.d_v, plan.partials.out + slot * scratch.d_v);
                 plan.partials.lse[slot] = lse;
                 return;
@@ -183,12 +183,11 @@ inline void merge_item(const MergePlan& plan, int64_t item, void* scratch_memory
     const int64_t b = item / items_per_sequence;
     const int64_t first = item % items_per_sequence * kTokensPerItem;
     const SequenceSpan span = sequence_span(plan.cu_seqlens, plan.seqused, plan.seqlen, plan.index_dtype, b);
-    const bool packed = plan.cu_seqlens != nullptr;
-    const int64_t src_b = packed ? 0 : b;
+    const bool packed = plan.cu_seqlens != nullptr;  // what is written; partials are always by sequence
     for (int64_t token = first; token < min64(first + kTokensPerItem, span.length); ++token) {
         const int64_t row = span.begin + token;
         for (int64_t head = 0; head < plan.heads; ++head) {
-            const float* lse = plan.partial_lse + src_b * plan.lse_stride_b + row * plan.lse_stride_s +
+            const float* lse = plan.partial_lse + b * plan.lse_stride_b + token * plan.lse_stride_s +
                                head * plan.lse_stride_h;
             const double sink = plan.sink != nullptr ? static_cast<double>(plan.sink[head]) : -HUGE_VAL;
             double top = sink;
@@ -204,7 +203,7 @@ inline void merge_item(const MergePlan& plan, int64_t item, void* scratch_memory
             for (int64_t d = 0; d < plan.head_dim; ++d) {
                 sum[d] = 0.0f;
             }
-            const char* out = plan.partial_out + (src_b * plan.out_stride_b + row * plan.out_stride_s +
+            const char* out = plan.partial_out + (b * plan.out_stride_b + token * plan.out_stride_s +
                                                   head * plan.out_stride_h) * element_bytes(plan.dtype);
             for (int64_t i = 0; i < plan.num_partials; ++i) {
                 const double value = lse[i * plan.lse_stride_p];

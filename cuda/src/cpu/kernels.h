@@ -10,10 +10,10 @@
 
 namespace flare::cpu {
 
-// Partial results of key splits: out [splits][rows][heads][d] fp32, normalised; lse [splits][rows][heads].
+// Partial results of key splits: out [splits][batch][rows][heads][d] fp32, normalised; lse [splits][batch][rows][heads].
 struct Partials {
     int64_t splits;  // 1: not split, nothing stored here
-    int64_t rows;
+    int64_t rows;    // of the longest sequence
     float* out;
     float* lse;
 };
@@ -127,12 +127,25 @@ const Kernels& kernels();
 // The table for active_isa().
 const Kernels& active_kernels();
 
-// Key splits of one row tile: `requested`, or enough to keep a machine busy where `items` alone don't. Depends on sizes
-// only, never on the thread count.
-int64_t choose_splits(int32_t requested, bool deterministic, int64_t items, int64_t max_keys);
+// When and how far the keys of a row tile are split over threads.
+struct SplitRule {
+    int32_t requested;    // num_splits: 0 = automatic
+    bool deterministic;   // automatic means none then
+    int64_t largest_rows; // automatic: sequences with more query rows than this aren't split; their tiles keep threads busy
+    int64_t tile_rows;    // rows of a tile in such a sequence
+
+    // Depends on sizes only, never on the thread count. `items` is row tiles, `rows` those of one sequence.
+    int64_t splits(int64_t items, int64_t rows, int64_t max_keys) const;
+
+    // Partial rows to make room for, given maxima: splits() times the rows, or more, so that it never falls when a size grows.
+    int64_t partial_rows(int64_t total_rows, int64_t max_keys) const;
+};
 
 // Runs all items of a merge. Throws std::bad_alloc.
 void run_merge(const MergePlan& plan, int32_t num_threads);
+
+// Bytes of rows * width floats, rounded up to 256; UINT64_MAX / 8, more than anybody can give, where that would overflow.
+uint64_t float_bytes(int64_t rows, int64_t width);
 
 // Threads for a job of about this many multiply-adds: 1 if it isn't worth waking the pool.
 int choose_threads(int32_t requested, double multiply_adds);

@@ -14,8 +14,10 @@ int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-uint64_t float_bytes(int64_t count) {
-    return (static_cast<uint64_t>(count) * 4 + 255) / 256 * 256;
+// A packed sequence can't be longer than the tensor, whatever maximum is given.
+template <class Params>
+int64_t longest_q(const Params& p) {
+    return p.cu_seqlens_q != nullptr && p.total_q < p.seqlen_q ? p.total_q : p.seqlen_q;
 }
 
 // Row tiles are as tall as they may be: each tile up-projects all of its keys, 2 d_c (d_nope + d_v) operations per key, and
@@ -30,44 +32,46 @@ MlaPrefillPlan make_plan(const flare_mla_prefill_params& p) {
     rows = rows < kTallest ? rows : kTallest;
     // Shorter ones where there would be too few items to share out. Results don't depend on it (query_tile.h).
     const int64_t enough_items = 4 * static_cast<int64_t>(num_threads());
-    while (rows / 2 >= kShortest && p.batch * p.heads * divide_up(p.seqlen_q, rows) < enough_items) {
+    while (rows / 2 >= kShortest && p.batch * p.heads * divide_up(longest_q(p), rows) < enough_items) {
         rows = rows / 2 / 64 * 64;
     }
-    const int64_t needed = divide_up(p.seqlen_q > 0 ? p.seqlen_q : 1, 64) * 64;
+    const int64_t needed = divide_up(longest_q(p) > 0 ? longest_q(p) : 1, 64) * 64;
     plan.row_tile = rows < needed ? rows : needed;
-    plan.num_tiles = divide_up(p.seqlen_q, plan.row_tile);
+    plan.num_tiles = divide_up(longest_q(p), plan.row_tile);
     plan.key_tile = 96;
     return plan;
+}
+
+SplitRule split_rule(const flare_mla_decode_params& p) {
+    return SplitRule{p.num_splits, p.deterministic != 0, 256, 128};
 }
 
 MlaDecodePlan make_plan(const flare_mla_decode_params& p) {
     MlaDecodePlan plan{};
     const bool sparse = p.indices != nullptr;
-    const int64_t rows = (sparse ? 1 : p.seqlen_q) * p.heads;
+    const int64_t rows = (sparse ? 1 : longest_q(p)) * p.heads;
     plan.params = &p;
     plan.row_tile = rows < 128 ? divide_up(rows > 0 ? rows : 1, 64) * 64 : 128;
     plan.num_tiles = divide_up(rows, plan.row_tile);
     plan.key_tile = 48;
     const int64_t units = sparse ? p.batch * p.seqlen_q : p.batch;
-    plan.partials.splits = choose_splits(p.num_splits, p.deterministic != 0, units * plan.num_tiles,
-                                         sparse ? p.topk : p.seqlen_k);
-    plan.partials.rows = p.cu_seqlens_q != nullptr ? p.total_q : p.batch * p.seqlen_q;
+    plan.partials.splits = split_rule(p).splits(units * plan.num_tiles, rows, sparse ? p.topk : p.seqlen_k);
+    plan.partials.rows = longest_q(p);
     return plan;
 }
 
-// The decode workspace: absorbed queries, latent outputs, partial outputs, partial lse; each only where needed.
+// The pieces of the decode workspace: absorbed queries, latent outputs, partial outputs, partial lse; each only where needed.
 struct DecodeWorkspace {
     explicit DecodeWorkspace(const MlaDecodePlan& plan) {
         const flare_mla_decode_params& p = *plan.params;
-        const int64_t rows = plan.partials.rows * p.heads;
-        q_latent = p.w_uk != nullptr ? float_bytes(rows * p.d_c) : 0;
-        out_latent = p.w_uv != nullptr ? float_bytes(rows * p.d_c) : 0;
-        const bool split = plan.partials.splits > 1;
-        partial_out = split ? float_bytes(plan.partials.splits * rows * p.d_c) : 0;
-        partial_lse = split ? float_bytes(plan.partials.splits * rows) : 0;
+        const int64_t rows = (p.cu_seqlens_q != nullptr ? p.total_q : p.batch * p.seqlen_q) * p.heads;
+        const int64_t partial_rows =
+            plan.partials.splits > 1 ? plan.partials.splits * p.batch * plan.partials.rows * p.heads : 0;
+        q_latent = p.w_uk != nullptr ? float_bytes(rows, p.d_c) : 0;
+        out_latent = p.w_uv != nullptr ? float_bytes(rows, p.d_c) : 0;
+        partial_out = float_bytes(partial_rows, p.d_c);
+        partial_lse = float_bytes(partial_rows, 1);
     }
-    uint64_t total() const { return q_latent + out_latent + partial_out + partial_lse; }
-
     uint64_t q_latent;
     uint64_t out_latent;
     uint64_t partial_out;
@@ -220,14 +224,14 @@ MergePlan merge_of_splits(const MlaDecodePlan& plan) {
     merge.num_partials = plan.partials.splits;
     merge.out_stride_h = p.d_c;
     merge.out_stride_s = p.heads * p.d_c;
-    merge.out_stride_b = p.seqlen_q * merge.out_stride_s;
-    merge.out_stride_p = plan.partials.rows * merge.out_stride_s;
+    merge.out_stride_b = plan.partials.rows * merge.out_stride_s;
+    merge.out_stride_p = p.batch * merge.out_stride_b;
     merge.lse_stride_h = 1;
     merge.lse_stride_s = p.heads;
-    merge.lse_stride_b = p.seqlen_q * p.heads;
-    merge.lse_stride_p = plan.partials.rows * p.heads;
+    merge.lse_stride_b = plan.partials.rows * p.heads;
+    merge.lse_stride_p = p.batch * merge.lse_stride_b;
     merge.batch = p.batch;
-    merge.seqlen = p.seqlen_q;
+    merge.seqlen = plan.partials.rows;
     merge.heads = p.heads;
     merge.head_dim = p.d_c;
     merge.cu_seqlens = p.cu_seqlens_q;
@@ -238,7 +242,7 @@ MergePlan merge_of_splits(const MlaDecodePlan& plan) {
         merge.out_dtype = FLARE_FP32;
         merge.dst_stride_h = merge.out_stride_h;
         merge.dst_stride_s = merge.out_stride_s;
-        merge.dst_stride_b = merge.out_stride_b;
+        merge.dst_stride_b = p.seqlen_q * merge.out_stride_s;
     } else {
         merge.out = static_cast<char*>(p.out);
         merge.out_dtype = p.out_dtype;
@@ -265,10 +269,13 @@ int32_t mla_prefill(const flare_mla_prefill_params& params) {
     const MlaPrefillPlan plan = make_plan(params);
     const Kernels& kernels = active_kernels();
     auto body = [&](int64_t item, void* scratch) { kernels.mla_prefill_item(plan, item, scratch); };
-    const double work = static_cast<double>(params.batch * params.heads) *
-                        (static_cast<double>(params.seqlen_q) *
-                             static_cast<double>((params.seqlen_k + 16) * (params.d_nope + params.d_rope + params.d_v)) +
-                         static_cast<double>(params.seqlen_k * params.d_c) * static_cast<double>(params.d_nope + params.d_v));
+    const double rows = params.cu_seqlens_q != nullptr ? static_cast<double>(params.total_q)
+                                                       : static_cast<double>(params.batch * params.seqlen_q);
+    const double keys = static_cast<double>(params.seqlen_k);
+    const double work = static_cast<double>(params.heads) *
+                        (rows * (keys + 16.0) * static_cast<double>(params.d_nope + params.d_rope + params.d_v) +
+                         static_cast<double>(params.batch) * keys *
+                             static_cast<double>(params.d_c * (params.d_nope + params.d_v)));
     try {
         parallel_for(plan.num_tiles * params.batch * params.heads, choose_threads(params.num_threads, work),
                      kernels.mla_prefill_scratch(plan), body);
@@ -279,7 +286,10 @@ int32_t mla_prefill(const flare_mla_prefill_params& params) {
 }
 
 uint64_t mla_decode_workspace(const flare_mla_decode_params& params) {
-    return DecodeWorkspace(make_plan(params)).total();
+    const DecodeWorkspace sizes(make_plan(params));
+    const int64_t rows = split_rule(params).partial_rows(
+        params.batch * longest_q(params) * params.heads, params.indices != nullptr ? params.topk : params.seqlen_k);
+    return sizes.q_latent + sizes.out_latent + float_bytes(rows, params.d_c) + float_bytes(rows, 1);
 }
 
 int32_t mla_decode(const flare_mla_decode_params& params) {
@@ -304,8 +314,8 @@ int32_t mla_decode(const flare_mla_decode_params& params) {
     auto body = [&](int64_t item, void* scratch) { kernels.mla_decode_item(plan, item, scratch); };
     const int64_t units = params.indices != nullptr ? params.batch * params.seqlen_q : params.batch;
     const int64_t keys = params.indices != nullptr ? params.topk : params.seqlen_k;
-    const double work = static_cast<double>(params.batch * params.heads * params.seqlen_q) *
-                        static_cast<double>((keys + 16) * (2 * params.d_c + params.d_rope));
+    const double work = static_cast<double>(params.batch * plan.partials.rows) * static_cast<double>(params.heads) *
+                        (static_cast<double>(keys) + 16.0) * static_cast<double>(2 * params.d_c + params.d_rope);
     try {
         if (q_latent != nullptr) {
             run_product(absorb_plan(params, q_latent), params.num_threads);

@@ -275,7 +275,7 @@ inline void mla_decode_item(const MlaDecodePlan& plan, int64_t item, void* scrat
 
     const int64_t bytes = element_bytes(p.dtype);
     const bool packed_q = p.cu_seqlens_q != nullptr;
-    // Rows of dense [token][head] buffers: partials, absorbed queries, latent outputs.
+    // Rows of the dense [token][head] buffers of absorbed queries and latent outputs.
     const int64_t first_row = packed_q ? q_span.begin : b * p.seqlen_q;
     const int64_t q_begin = packed_q ? q_span.begin * p.q_stride_s : b * p.q_stride_b;
     const int64_t rope_begin = packed_q ? q_span.begin * p.q_rope_stride_s : b * p.q_rope_stride_b;
@@ -372,7 +372,7 @@ inline void mla_decode_item(const MlaDecodePlan& plan, int64_t item, void* scrat
             const int64_t head = head_of(row);
             const int64_t dense_row = (first_row + token) * p.heads + head;
             if (splits > 1) {
-                const int64_t slot = split * plan.partials.rows * p.heads + dense_row;
+                const int64_t slot = ((split * p.batch + b) * plan.partials.rows + token) * p.heads + head;
                 store_row(values, FLARE_FP32, scratch.d_c, plan.partials.out + slot * scratch.d_c);
                 plan.partials.lse[slot] = lse;
                 return;
