@@ -35,7 +35,24 @@ final class Layout {
             "strides", Arrays.toString(strides), "strides of zero or more elements");
       }
     }
-    return new Layout(dtype, shape, strides.clone());
+    return new Layout(dtype, shape, canonical(shape, strides));
+  }
+
+  /**
+   * A dimension of one element has no stride of its own: it gets the one it would have in dense
+   * memory, so that kernels see no odd number there.
+   */
+  private static long[] canonical(Shape shape, long[] strides) {
+    long[] result = strides.clone();
+    long inner = 1;
+    for (int i = result.length - 1; i >= 0; i--) {
+      if (shape.at(i) == 1) {
+        result[i] = inner;
+      } else if (shape.elements() > 0) {
+        inner = Math.max(1, result[i]) * shape.at(i);
+      }
+    }
+    return result;
   }
 
   private static long extent(DType dtype, Shape shape, long[] strides) {
