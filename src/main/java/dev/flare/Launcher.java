@@ -294,6 +294,10 @@ final class Launcher {
     }
   }
 
+  boolean isBusy() {
+    return state == BUSY;
+  }
+
   long workspaceBytes() {
     return workspaceBytes;
   }
