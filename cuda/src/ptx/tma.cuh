@@ -55,6 +55,16 @@ __device__ __forceinline__ void tma_load_5d(uint32_t dst, const CUtensorMap* map
 }
 
 // Data and complete_tx go to the same offsets in every block of the cluster named in `cta_mask`.
+__device__ __forceinline__ void tma_load_multicast_3d(uint32_t dst, const CUtensorMap* map, uint32_t bar, uint16_t cta_mask,
+                                                      int c0, int c1, int c2, uint64_t l2_hint) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6, %7;" ::"r"(dst),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "h"(cta_mask), "l"(l2_hint)
+        : "memory");
+}
+
+// Data and complete_tx go to the same offsets in every block of the cluster named in `cta_mask`.
 __device__ __forceinline__ void tma_load_multicast_4d(uint32_t dst, const CUtensorMap* map, uint32_t bar, uint16_t cta_mask,
                                                       int c0, int c1, int c2, int c3, uint64_t l2_hint) {
     asm volatile(

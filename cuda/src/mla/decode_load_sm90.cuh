@@ -1,0 +1,298 @@
+// Loading roles of the Hopper MLA decode kernel: one warp by TMA, or four warps gathering 16-byte pieces.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/ldst.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
+#include "decode_layout.cuh"
+
+namespace flare::mla::decode {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Producer: one warp.
+
+template <int kCluster>
+struct Producer {
+    const DecodeArgs& args;
+    const CUtensorMap* map_q;
+    const CUtensorMap* map_kv;      // one chunk of kv_box_rows rows
+    const CUtensorMap* map_values;  // two chunks of 64 rows
+    SharedStorage& smem;
+    int lane;
+    uint32_t cta_rank;
+
+    // Read once where a cluster shares the tile. Elsewhere the normal policy was 7 % faster: with evict-first, lines
+    // that the 256-byte promotion fetched left before their turn (one H200, 128 x 4096 keys, 64 heads: 174.7 against
+    // 164.1 us).
+    static constexpr uint64_t kKvPolicy = kCluster > 1 ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
+
+    // Page and row of the lane's box groups (lane and lane + 32) of one key block.
+    struct Source {
+        int page[2];
+        int row[2];
+    };
+
+    // Starts the copy of the block's page table entries; each lane reads back what it asked for itself.
+    __device__ __forceinline__ void request_pages(const Piece& piece, int block) const {
+        if (args.block_table != nullptr && block < piece.end) {
+            const int groups = kBlockKeys / args.kv_box_rows;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int group = lane + 32 * j;
+                const int key = block * kBlockKeys + group * args.kv_box_rows;
+                if (group < groups && key < piece.len) {
+                    const int64_t entry = piece.request * args.block_table_stride_b + key / args.page_size;
+                    // The low word of an int64 entry is the page: there are fewer than 2^31.
+                    const int32_t* src =
+                        static_cast<const int32_t*>(args.block_table) + (args.index_is_64 ? 2 * entry : entry);
+                    ptx::cp_async_4(ptx::smem_addr(&smem.page_ids[block % kPageIdSlots][group]), src);
+                }
+            }
+        }
+        ptx::cp_async_commit();
+    }
+
+    __device__ __forceinline__ Source locate(const Piece& piece, int block) const {
+        Source source;
+        const int groups = kBlockKeys / args.kv_box_rows;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int group = lane + 32 * j;
+            const int key = block * kBlockKeys + group * args.kv_box_rows;
+            source.page[j] = args.num_pages;  // out of bounds: zeros
+            source.row[j] = 0;
+            if (group < groups && key < piece.len) {
+                const bool paged = args.block_table != nullptr;
+                source.page[j] = paged ? smem.page_ids[block % kPageIdSlots][group] : piece.request;
+                source.row[j] = key % args.page_size;
+            }
+        }
+        return source;
+    }
+
+    // kCount chunks from kFirst on.
+    template <int kFirst, int kCount>
+    __device__ __forceinline__ void load_chunks(const Source& source, int buffer, uint32_t bar) const {
+        constexpr uint16_t kMask = (1u << kCluster) - 1;
+        const uint32_t dst = ptx::smem_addr(smem.k[buffer]) + kFirst * kChunkBytes;
+        if (kCount == 2 && args.kv_box_rows == kBlockKeys) {
+            if (lane == 0) {
+                if constexpr (kCluster > 1) {
+                    ptx::tma_load_multicast_4d(dst, map_values, bar, kMask, 0, source.row[0], kFirst, source.page[0],
+                                               kKvPolicy);
+                } else {
+                    ptx::tma_load_4d(dst, map_values, bar, 0, source.row[0], kFirst, source.page[0], kKvPolicy);
+                }
+            }
+            return;
+        }
+        const int groups = kBlockKeys / args.kv_box_rows;
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) {
+            const int column = chunk_column(args, kFirst + c);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int group = lane + 32 * j;
+                if (group < groups) {
+                    const uint32_t to = dst + c * kChunkBytes + group * args.kv_box_rows * 128;
+                    if constexpr (kCluster > 1) {
+                        ptx::tma_load_multicast_3d(to, map_kv, bar, kMask, column, source.row[j], source.page[j],
+                                                   kKvPolicy);
+                    } else {
+                        ptx::tma_load_3d(to, map_kv, bar, column, source.row[j], source.page[j], kKvPolicy);
+                    }
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void arm(uint32_t bar, uint32_t bytes) const {
+        if (lane == 0) {
+            ptx::mbarrier_arrive_expect_tx(bar, bytes);
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void load_q(int request, int tile) const {
+        const uint32_t bar = ptx::smem_addr(&smem.q_full);
+        const uint32_t dst = ptx::smem_addr(smem.q);
+        arm(bar, kTileBytes);
+        if (args.q_rows_packed) {
+            if (lane < kChunks) {
+                ptx::tma_load_4d(dst + lane * kChunkBytes, map_q, bar, chunk_column(args, lane), tile * kTileRows, 0,
+                                 request, ptx::kL2EvictFirst);
+            }
+        } else {
+#pragma unroll 1
+            for (int row = lane; row < kTileRows; row += 32) {
+                const int packed = tile * kTileRows + row;
+                const int token = packed / args.heads;  // beyond the last: out of bounds, zeros
+                const int head = packed - token * args.heads;
+#pragma unroll 1
+                for (int chunk = 0; chunk < kChunks; ++chunk) {
+                    ptx::tma_load_4d(dst + chunk * kChunkBytes + row * 128, map_q, bar, chunk_column(args, chunk), head,
+                                     token, request, ptx::kL2EvictFirst);
+                }
+            }
+        }
+    }
+
+    // The chunks behind one full barrier. In a cluster every group is fetched by one block for both, by turns.
+    template <int kGroup>
+    __device__ __forceinline__ void load_group(const Source& source, uint32_t g) const {
+        const int buffer = g & 1;
+        const uint32_t bar = ptx::smem_addr(&smem.k_full[buffer][kGroup]);
+        constexpr int kFirst = kGroup == 0 ? kRopeChunk : 2 * (kGroup - 1);
+        constexpr int kCount = kGroup == 0 ? 1 : 2;
+        arm(bar, kCount * kChunkBytes);
+        if (kCluster == 1 || ((kGroup == 0 ? g >> 1 : kGroup) & 1) == cta_rank) {
+            load_chunks<kFirst, kCount>(source, buffer, bar);
+        }
+    }
+
+    template <int kHalf>
+    __device__ __forceinline__ void load_half(const Source& source, uint32_t g, uint32_t empty, uint32_t phase) const {
+        ptx::mbarrier_wait(empty + 8 * (1 + kHalf), phase);
+        load_group<1 + 2 * kHalf>(source, g);
+        load_group<2 + 2 * kHalf>(source, g);
+    }
+
+    __device__ __forceinline__ void run(int tile) const {
+        PieceIterator it(smem.share);
+        Piece piece;
+        uint32_t q_phase = 1;
+        uint32_t g = 0;  // key blocks loaded so far
+        while (it.advance(args.schedule, piece)) {
+            if (piece.begin == piece.end) {
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                request_pages(piece, piece.begin + j);
+            }
+            ptx::mbarrier_wait(ptx::smem_addr(&smem.q_empty), q_phase);
+            q_phase ^= 1;
+            load_q(piece.request, tile);
+#pragma unroll 1
+            for (int block = piece.begin; block < piece.end; ++block, ++g) {
+                const uint32_t empty = ptx::smem_addr(&smem.k_empty[g & 1][0]);
+                const uint32_t phase = ((g >> 1) & 1) ^ 1;
+                request_pages(piece, block + 4);
+                ptx::cp_async_wait<4>();  // the entries of this block
+                const Source source = locate(piece, block);
+                ptx::mbarrier_wait(empty, phase);
+                load_group<0>(source, g);
+                // The owner's half first: its previous tenant leaves first, and the owner scores it first.
+                const uint32_t owner = (block - piece.begin) & 1;
+                if (owner == 0) {
+                    load_half<0>(source, g, empty, phase);
+                    load_half<1>(source, g, empty, phase);
+                } else {
+                    load_half<1>(source, g, empty, phase);
+                    load_half<0>(source, g, empty, phase);
+                }
+            }
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Gathering producer: four warps, for page sizes that would make TMA boxes of less than 16 rows. Thread t copies
+// 16-byte piece t % 8 of every chunk of rows t / 8 + 16 j. cp.async completes on the full barriers without a wait here,
+// so the proxy fence stands with the consumers, after their wait.
+
+struct GatherProducer {
+    const DecodeArgs& args;
+    const Producer<1>& tma;  // for q
+    SharedStorage& smem;
+    int thread;
+
+    __device__ __forceinline__ void load_pages(const Piece& piece, int block, int (&page)[4]) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int key = block * kBlockKeys + thread / 8 + 16 * j;
+            if (block < piece.end && key < piece.len) {
+                page[j] = load_index(args.block_table, args.index_is_64,
+                                     piece.request * args.block_table_stride_b + key / args.page_size);
+            }
+        }
+    }
+
+    template <int kGroup>
+    __device__ __forceinline__ void load_group(const uint32_t (&row)[4], uint32_t valid, int buffer) const {
+        constexpr int kFirst = kGroup == 0 ? kRopeChunk : 2 * (kGroup - 1);
+        constexpr int kCount = kGroup == 0 ? 1 : 2;
+        const int column = 8 * (thread % 8);
+        const int width = kGroup == 0 ? args.d_total - args.d_c : args.d_c;
+        const uint32_t dst = ptx::smem_addr(smem.k[buffer]) + kFirst * kChunkBytes + (thread / 8) * 128 +
+                             (((thread % 8) ^ (thread / 8 % 8)) << 4);
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) {
+            const int from = kGroup == 0 ? column : 64 * (kFirst + c) + column;
+            const uint32_t offset = static_cast<uint32_t>(kGroup == 0 ? args.d_c + column : from) / 8;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const bool used = ((valid >> j) & 1) != 0 && from < width;
+                ptx::cp_async_16(dst + c * kChunkBytes + j * 16 * 128,
+                                 args.kv + (used ? int64_t{row[j] + offset} * 16 : 0), used ? 16 : 0);
+            }
+        }
+        ptx::cp_async_mbarrier_arrive_noinc(ptx::smem_addr(&smem.k_full[buffer][kGroup]));
+    }
+
+    template <int kHalf>
+    __device__ __forceinline__ void load_half(const uint32_t (&row)[4], uint32_t valid, int buffer, uint32_t empty,
+                                              uint32_t phase) const {
+        ptx::mbarrier_wait(empty + 8 * (1 + kHalf), phase);
+        load_group<1 + 2 * kHalf>(row, valid, buffer);
+        load_group<2 + 2 * kHalf>(row, valid, buffer);
+    }
+
+    __device__ __forceinline__ void run(int tile) const {
+        PieceIterator it(smem.share);
+        Piece piece;
+        uint32_t q_phase = 1;
+        uint32_t g = 0;
+        while (it.advance(args.schedule, piece)) {
+            if (piece.begin == piece.end) {
+                continue;
+            }
+            int page[4] = {0, 0, 0, 0};
+            load_pages(piece, piece.begin, page);
+            if (thread < 32) {
+                ptx::mbarrier_wait(ptx::smem_addr(&smem.q_empty), q_phase);
+                tma.load_q(piece.request, tile);
+            }
+            q_phase ^= 1;
+#pragma unroll 1
+            for (int block = piece.begin; block < piece.end; ++block, ++g) {
+                const int buffer = g & 1;
+                const uint32_t empty = ptx::smem_addr(&smem.k_empty[buffer][0]);
+                const uint32_t phase = ((g >> 1) & 1) ^ 1;
+                uint32_t row[4];  // in 16-byte units: pools up to 64 GiB
+                uint32_t valid = 0;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int key = block * kBlockKeys + thread / 8 + 16 * j;
+                    valid |= key < piece.len ? 1u << j : 0u;
+                    row[j] = static_cast<uint32_t>(
+                        (page[j] * args.kv_stride_b + key % args.page_size * args.kv_stride_s) / 8);
+                }
+                load_pages(piece, block + 1, page);
+                ptx::mbarrier_wait(empty, phase);
+                load_group<0>(row, valid, buffer);
+                if (((block - piece.begin) & 1) == 0) {
+                    load_half<0>(row, valid, buffer, empty, phase);
+                    load_half<1>(row, valid, buffer, empty, phase);
+                } else {
+                    load_half<1>(row, valid, buffer, empty, phase);
+                    load_half<0>(row, valid, buffer, empty, phase);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace flare::mla::decode

@@ -1,0 +1,133 @@
+// MLA decode, absorbed form, on Hopper:  S = scale Q [C | K_rope]^T,  P = softmax(S),  O = P C.
+//
+// A block owns 64 query rows (row = query token * heads + head) and a share of the key blocks of 64 latent rows. The
+// latent tile is read once from memory: all 576 columns are the key, the first 512 of the same bytes are the value.
+// O [64, 512] fp32 takes half of the register file, so two consumer warpgroups hold 256 columns each (L and R); block i
+// of a piece is scored by its owner, warpgroup i mod 2, which hands P to the other one through shared memory.
+// With kCluster = 2, two blocks with different rows and the same keys form a cluster and every latent tile is fetched
+// once for both by multicast.
+//
+// Roles: warpgroup 0 loads (one warp by TMA, or all four by cp.async where pages are too small for TMA boxes),
+// warpgroups 1 and 2 compute. For each own block i, warpgroup w does
+//     rope and own half of S_i | O += P_{i-1} V_{i-1} (P from smem), hand the half back | other half of S_i
+//     softmax, publish P_i | O += P_i V_i (P in registers; waited for at the next own block)
+// so the other warpgroup's softmax has tensor work beside it, and a half of V goes back for the block after next as
+// soon as its last reader is through.
+//
+// Shared memory (bytes)                          Registers: producer 40, consumers 232 (O 128, S 32, P 16);
+//     Q        9 chunks [64][64]       73,728               gathering: 56 and 224
+//     K        2 x 9 chunks [64][64]  147,456    chunk c = columns 64c.., 128-byte swizzle; chunk 8 = rope
+//     P        [64][64]                 8,192    P_i is read by the warpgroup that writes P_{i+1}: one buffer is enough
+//     max      [64] fp32                  256    m_i, published with P_i
+//     sums     [2][2][64] fp32          1,024    exchange of row sums, by piece parity
+//     page ids [6][64]                  1,536    of the next blocks
+//     barriers, share                     184
+//
+// Barrier           count        arrives                                waits
+//     q_full        1 + tx       producer                               consumers, once a piece
+//     q_empty       8            each consumer warp after its last S    producer
+//     k_full[2][5]  1 + tx       producer (tx: also the peer's copies); owner of the block: rope, then chunks by two
+//                   (128         gathering: each producer thread)
+//     k_empty[2][3] 4 kCluster   rope: owner's warps after S;           producers of all blocks of the cluster
+//                                L, R: that warpgroup's warps after PV
+//     p_full[2]     4            owner's warps after writing P, m       the other warpgroup
+//     named 1, 2    128          a warpgroup: zeroing the rows beyond the length
+//     named 3       256          consumers: row sums at the end of a piece
+//
+// Buffer   written by               read by          ordering
+//     Q, K     TMA                  wgmma            mbarrier; back: wait_group, arrive
+//     K        cp.async (gathering) wgmma            mbarrier, then fence.proxy.async in each reader
+//     K tail   st.shared (zeros)    wgmma            fence.proxy.async in each writer, named barrier
+//     P        stmatrix             wgmma            fence.proxy.async in each writer, mbarrier
+//
+// One H200, bf16, 128 sequences of 4,096 keys: 128 heads 249 us (586 TFLOP/s), 64 heads 165 us (3.8 TB/s).
+// docs/kernels/mla.md.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/sync.cuh"
+#include "../ptx/tma.cuh"
+#include "decode_compute_sm90.cuh"
+#include "decode_layout.cuh"
+#include "decode_load_sm90.cuh"
+
+namespace flare::mla {
+
+template <typename T, int kCluster, bool kGather>
+__global__ void __launch_bounds__(decode::kThreads, 1)
+    mla_decode_sm90_kernel(const __grid_constant__ DecodeArgs args, const __grid_constant__ CUtensorMap map_q,
+                           const __grid_constant__ CUtensorMap map_kv, const __grid_constant__ CUtensorMap map_values) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace decode;
+    extern __shared__ uint8_t smem_bytes[];
+    SharedStorage& smem = *reinterpret_cast<SharedStorage*>(smem_bytes);
+    const uint32_t warp = ptx::uniform_warp_idx();
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int part = static_cast<int>(blockIdx.x) / args.num_tiles;
+    const int tile = static_cast<int>(blockIdx.x) - part * args.num_tiles;
+
+    if (warp == 0) {
+        Cut cut;
+        Share share;
+        compute_share(args.schedule, part, lane, share, cut);
+        if (lane == 0) {
+            smem.share = share;
+            if (tile == 0) {
+                args.cuts[part] = cut;
+            }
+        }
+    } else if (warp == 1 && ptx::elect_one()) {
+        ptx::prefetch_tensor_map(&map_q);
+        ptx::prefetch_tensor_map(&map_kv);
+        ptx::prefetch_tensor_map(&map_values);
+        ptx::mbarrier_init(ptx::smem_addr(&smem.q_full), 1);
+        ptx::mbarrier_init(ptx::smem_addr(&smem.q_empty), 8);
+        for (int buffer = 0; buffer < 2; ++buffer) {
+            for (int group = 0; group < kGroups; ++group) {
+                ptx::mbarrier_init(ptx::smem_addr(&smem.k_full[buffer][group]), kGather ? 128 : 1);
+            }
+            for (int j = 0; j < 3; ++j) {
+                ptx::mbarrier_init(ptx::smem_addr(&smem.k_empty[buffer][j]), 4 * kCluster);
+            }
+            ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer]), 4);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if constexpr (kCluster > 1) {
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+    }
+    ptx::griddepcontrol_launch_dependents();
+
+    if (warp < 4) {
+        ptx::setmaxnreg_dec<kGather ? kGatherRegs : kProducerRegs>();
+        const Producer<kCluster> producer{
+            args, &map_q, &map_kv, &map_values, smem, lane, kCluster > 1 ? ptx::cluster_cta_rank() : 0};
+        if constexpr (kGather) {
+            const GatherProducer gather{args, producer, smem, static_cast<int>(threadIdx.x)};
+            gather.run(tile);
+        } else if (warp == 0) {
+            producer.run(tile);
+        }
+    } else {
+        ptx::setmaxnreg_inc<kGather ? kGatherConsumerRegs : kConsumerRegs>();
+        Consumer<T, kCluster, kGather> consumer{args, smem, warp / 4 - 1, warp % 4, lane};
+        consumer.run(tile, part);
+    }
+    if constexpr (kCluster > 1) {  // the peer still multicasts into this block and arrives on its barriers
+        __syncthreads();
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+    }
+#else
+    __trap();
+#endif
+}
+
+}  // namespace flare::mla
