@@ -175,6 +175,44 @@ struct MlaCase {
     double flops;
 };
 
+// One new token of 128 heads against a contiguous bf16 cache.
+struct MlaDecodeCase {
+    explicit MlaDecodeCase(int64_t n)
+        : q(stored(random_floats(128 * 576), FLARE_BF16)),
+          kv(stored(random_floats(static_cast<size_t>(n * 576)), FLARE_BF16)),
+          out(128 * 512 * 2) {
+        p.struct_size = sizeof(p);
+        p.device = FLARE_DEVICE_CPU;
+        p.dtype = FLARE_BF16;
+        p.batch = 1;
+        p.seqlen_q = 1;
+        p.seqlen_k = n;
+        p.heads = 128;
+        p.d_c = 512;
+        p.d_rope = 64;
+        p.d_nope = 128;
+        p.q = q.data();
+        p.kv = kv.data();
+        p.out = out.data();
+        p.q_stride_h = p.kv_stride_s = 576;
+        p.q_stride_b = p.q_stride_s = 128 * 576;
+        p.kv_stride_b = n * 576;
+        p.out_stride_h = 512;
+        p.out_stride_b = p.out_stride_s = 128 * 512;
+        uint64_t bytes = 0;
+        require(flare_mla_decode_workspace(&p, &bytes));
+        workspace.resize(bytes + 256);
+        p.workspace = workspace.data() + (256 - reinterpret_cast<uintptr_t>(workspace.data()) % 256);
+        p.workspace_bytes = bytes;
+        flops = 128.0 * static_cast<double>(n) * 2.0 * (576.0 + 512.0);
+    }
+    void run() { require(flare_mla_decode(&p)); }
+
+    std::vector<char> q, kv, out, workspace;
+    flare_mla_decode_params p{};
+    double flops;
+};
+
 double seconds(const std::function<void()>& run) {
     const auto start = std::chrono::steady_clock::now();
     run();
@@ -208,6 +246,7 @@ int main(int argc, char** argv) {
     MlaCase mla32(FLARE_FP32, 8, 2048, 64, FLARE_MASK_NONE);
     MlaCase mla16(FLARE_BF16, 8, 2048, 64, FLARE_MASK_NONE);
     MlaCase mla_causal(FLARE_BF16, 8, 2048, 64, FLARE_MASK_CAUSAL);
+    MlaDecodeCase mla_decode(8192);
     const auto add = [&](const char* name, const char* shape, auto& operation) {
         cases.push_back({name, shape, operation.flops, [&operation] { operation.run(); }});
     };
@@ -219,6 +258,7 @@ int main(int argc, char** argv) {
     add("MLA prefill fp32, full", "H 8, N 2048, 128 + 64 / 512", mla32);
     add("MLA prefill bf16, full", "H 8, N 2048, 128 + 64 / 512", mla16);
     add("MLA prefill bf16, causal", "H 8, N 2048, 128 + 64 / 512", mla_causal);
+    add("MLA decode bf16", "H 128, Nq 1, N 8192, 512 + 64", mla_decode);
     add("attention fp32, full", "H 1, N 16384, D 128", long_full);
     add("attention fp32, window 256", "H 1, N 16384, D 128", window);
     add("attention bf16, decode", "H 32 / 8, Nq 1, N 16384, D 128", decode);

@@ -5,17 +5,45 @@
 namespace flare::cpu::FLARE_CPU_NAMESPACE {
 namespace {
 
-// Lines shorter than the buffer go element by element when strided; contiguous ones through fp32 in cache-sized pieces.
+template <int32_t kSrcDtype, int32_t kDstDtype>
+void cast_strided(const void* src, int64_t src_stride, void* dst, int64_t dst_stride, int64_t count, float scale) {
+    for (int64_t i = 0; i < count; ++i) {
+        store_element(dst, kDstDtype, i * dst_stride, load_element(src, kSrcDtype, i * src_stride) * scale);
+    }
+}
+
+template <int32_t kSrcDtype>
+void cast_strided_from(const void* src, int64_t src_stride, void* dst, int32_t dst_dtype, int64_t dst_stride,
+                       int64_t count, float scale) {
+    switch (dst_dtype) {
+        case FLARE_FP32:
+            return cast_strided<kSrcDtype, FLARE_FP32>(src, src_stride, dst, dst_stride, count, scale);
+        case FLARE_FP16:
+            return cast_strided<kSrcDtype, FLARE_FP16>(src, src_stride, dst, dst_stride, count, scale);
+        case FLARE_BF16:
+            return cast_strided<kSrcDtype, FLARE_BF16>(src, src_stride, dst, dst_stride, count, scale);
+        default:
+            return cast_strided<kSrcDtype, FLARE_FP8_E4M3>(src, src_stride, dst, dst_stride, count, scale);
+    }
+}
+
+// Contiguous lines go through fp32 in cache-sized pieces, strided ones element by element.
 void cast_line(const void* src, int32_t src_dtype, int64_t src_stride, void* dst, int32_t dst_dtype, int64_t dst_stride,
                int64_t count, float scale) {
+    if (src_stride != 1 || dst_stride != 1) {
+        switch (src_dtype) {
+            case FLARE_FP32:
+                return cast_strided_from<FLARE_FP32>(src, src_stride, dst, dst_dtype, dst_stride, count, scale);
+            case FLARE_FP16:
+                return cast_strided_from<FLARE_FP16>(src, src_stride, dst, dst_dtype, dst_stride, count, scale);
+            case FLARE_BF16:
+                return cast_strided_from<FLARE_BF16>(src, src_stride, dst, dst_dtype, dst_stride, count, scale);
+            default:
+                return cast_strided_from<FLARE_FP8_E4M3>(src, src_stride, dst, dst_dtype, dst_stride, count, scale);
+        }
+    }
     const int64_t src_bytes = element_bytes(src_dtype);
     const int64_t dst_bytes = element_bytes(dst_dtype);
-    if (src_stride != 1 || dst_stride != 1) {
-        for (int64_t i = 0; i < count; ++i) {
-            store_element(dst, dst_dtype, i * dst_stride, load_element(src, src_dtype, i * src_stride) * scale);
-        }
-        return;
-    }
     constexpr int64_t kPiece = 1024;
     float buffer[kPiece];
     for (int64_t first = 0; first < count; first += kPiece) {

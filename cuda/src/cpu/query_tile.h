@@ -12,8 +12,8 @@
 // but what their own fp32 rounding lost. For each key tile, o's new terms are summed from zero and then added,
 // which keeps the rounding error of long sequences down (it grows with the square roots of tile and tile count).
 //
-// Bits of a row's result depend on the key tile boundaries alone, not on the tile or panel that the row is in: skipped
-// blocks would have added exact zeros.
+// Bits of a row's result depend on the key tile boundaries alone (and on whether the tile has few rows), not on the tile or
+// panel that the row is in: skipped blocks would have added exact zeros.
 #pragma once
 
 #include "gemm.h"
@@ -148,6 +148,113 @@ inline void softmax_update(float* s, int64_t count, float c, float* m, float* l,
     }
 }
 
+// ---- few rows: one query of a head or of a small group ------------------------------------------------------------------
+//
+// Most lanes of a panel would idle. Up to kFewRows rows, the products run along the head dimension instead, with the same
+// layout of s and o.
+
+constexpr int64_t kFewRows = kLanes / 2;
+
+// s[j][row], for kRows rows from `row`; q_rows [rows][d rounded up], zero-padded.
+template <int kRows>
+inline void few_row_scores(int64_t count, int64_t d, const float* k, int64_t k_stride, const float* q_rows,
+                           int64_t q_stride, float* s, int64_t width) {
+    float partial[kRows][kLanes][kLanes];
+    const int64_t whole = d / kLanes * kLanes;
+    for (int64_t first = 0; first < count; first += kLanes) {
+        const int64_t keys = min64(kLanes, count - first);
+        for (int64_t j = 0; j < keys; ++j) {
+            const float* key = k + (first + j) * k_stride;
+            Vec acc[kRows];
+            const Vec tail = whole < d ? vload_n(key + whole, static_cast<int>(d - whole)) : vset(0.0f);
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+                acc[r] = whole < d ? vmul(tail, vload(q_rows + r * q_stride + whole)) : vset(0.0f);
+            }
+            for (int64_t i = 0; i < whole; i += kLanes) {
+                const Vec channels = vload(key + i);
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r) {
+                    acc[r] = vfma(channels, vload(q_rows + r * q_stride + i), acc[r]);
+                }
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+                vstore(partial[r][j], acc[r]);
+            }
+        }
+        for (int r = 0; r < kRows; ++r) {
+            Vec block[kLanes];
+#pragma GCC unroll 16
+            for (int j = 0; j < kLanes; ++j) {
+                block[j] = j < keys ? vload(partial[r][j]) : vset(0.0f);
+            }
+            transpose_vectors(block);
+#pragma GCC unroll 4
+            for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+                for (int j = 0; j < half; ++j) {
+                    block[j] = vadd(block[j], block[j + half]);
+                }
+            }
+            float sums[kLanes];
+            vstore(sums, block[0]);
+            for (int64_t j = 0; j < keys; ++j) {
+                s[(first + j) * width + r] = sums[j];
+            }
+        }
+    }
+}
+
+// o[d][row] = o * alpha[row] + sum_j p[j][row] v[j][d] for kRows rows and the kBlock vectors of channels from `first`.
+template <int kRows, int kBlock>
+FLARE_INLINE void few_row_block(int64_t count, int64_t first, int64_t d_v, const float* v, int64_t v_stride,
+                                const float* p, int64_t width, const float* alpha, float* o) {
+    Vec acc[kRows][kBlock];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kBlock; ++i) {
+            acc[r][i] = vset(0.0f);
+        }
+    }
+    for (int64_t j = 0; j < count; ++j) {
+        const float* value = v + j * v_stride + first;
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+            const Vec weight = vset(p[j * width + r]);
+#pragma GCC unroll 8
+            for (int i = 0; i < kBlock; ++i) {
+                acc[r][i] = vfma(weight, vload(value + i * kLanes), acc[r][i]);
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int i = 0; i < kBlock; ++i) {
+            float sums[kLanes];
+            vstore(sums, acc[r][i]);
+            const int64_t begin = first + i * kLanes;
+            for (int64_t lane = 0; lane < min64(kLanes, d_v - begin); ++lane) {
+                float& element = o[(begin + lane) * width + r];
+                element = element * alpha[r] + sums[lane];
+            }
+        }
+    }
+}
+
+template <int kRows>
+inline void few_row_values(int64_t count, int64_t d_v, const float* v, int64_t v_stride, const float* p, int64_t width,
+                           const float* alpha, float* o) {
+    constexpr int kBlock = kRows == 1 ? 8 : 4;
+    int64_t first = 0;
+    for (; first + kBlock * kLanes <= d_v; first += kBlock * kLanes) {
+        few_row_block<kRows, kBlock>(count, first, d_v, v, v_stride, p, width, alpha, o);
+    }
+    for (; first < d_v; first += kLanes) {
+        few_row_block<kRows, 1>(count, first, d_v, v, v_stride, p, width, alpha, o);
+    }
+}
+
 class QueryTile {
   public:
     // Carves the tile's memory; `max_keys` is the largest key tile.
@@ -163,6 +270,7 @@ class QueryTile {
         high_ = carver.take<int64_t>(rows);
         position_ = carver.take<int64_t>(rows);
         s_ = carver.take<float>(max_keys * kPanel);
+        max_keys_ = max_keys;
         staging_ = carver.take<float>(kLanes * (d_qk_padded_ > d_v_padded_ ? d_qk_padded_ : d_v_padded_));
     }
 
@@ -189,9 +297,20 @@ class QueryTile {
             for (int64_t i = count * d_qk_padded_; i < kLanes * d_qk_padded_; ++i) {
                 staging_[i] = 0.0f;  // lanes without a row: finite
             }
+            if (rows <= kFewRows) {
+                for (int64_t i = 0; i < rows * d_qk_padded_; ++i) {
+                    q_[i] = staging_[i];
+                }
+                break;
+            }
             const int64_t panel = row / kPanel;
             float* q = q_ + panel * kPanel * d_qk_padded_ + row % kPanel;
             transpose_rows(staging_, d_qk_padded_, d_qk_padded_, nullptr, q, vecs_of(panel) * kLanes);
+        }
+        if (rows <= kFewRows) {  // its idle lanes of s are never written: give them something finite
+            for (int64_t i = 0; i < max_keys_ * kLanes; ++i) {
+                s_[i] = 0.0f;
+            }
         }
         const int64_t padded = round_up(rows, kLanes);
         for (int64_t row = 0; row < padded; ++row) {
@@ -324,8 +443,18 @@ class QueryTile {
         const int64_t count = end - begin;
         const float* q = q_ + row0 * d_qk_padded_;
         float* o = o_ + row0 * d_v_padded_;
-        gemm_rows<kVecs, Orientation::kRowMajor>(count, d_qk_, tile.k + skipped * tile.k_stride, tile.k_stride, q,
-                                                 kWidth, s_, kWidth, Update::kStore, nullptr);
+        const bool few_rows = kVecs == 1 && rows_ <= kFewRows;
+        const float* k = tile.k + skipped * tile.k_stride;
+        const float* v = tile.v_clean + skipped * tile.v_clean_stride;
+        if (few_rows) {
+            for_few_rows([&](auto block, int64_t row) {
+                few_row_scores<decltype(block)::kRows>(count, d_qk_, k, tile.k_stride, q_ + row * d_qk_padded_,
+                                                       d_qk_padded_, s_ + row, kWidth);
+            });
+        } else {
+            gemm_rows<kVecs, Orientation::kRowMajor>(count, d_qk_, k, tile.k_stride, q, kWidth, s_, kWidth,
+                                                     Update::kStore, nullptr);
+        }
         const bool partly_visible = begin < all_low || end > all_high;
         if (partly_visible || rule.transforms()) {
             float low[kWidth];
@@ -349,11 +478,38 @@ class QueryTile {
         }
         float alpha[kWidth];
         softmax_update<kVecs>(s_, count, c_, m_ + row0, l_ + row0, alpha);
-        gemm_rows<kVecs, Orientation::kTransposed>(d_v_, count, tile.v_clean + skipped * tile.v_clean_stride,
-                                                   tile.v_clean_stride, s_, kWidth, o, kWidth, Update::kRescale,
-                                                   alpha);
+        if (few_rows) {
+            for_few_rows([&](auto block, int64_t row) {
+                few_row_values<decltype(block)::kRows>(count, d_v_, v, tile.v_clean_stride, s_ + row, kWidth,
+                                                       alpha + row, o + row);
+            });
+        } else {
+            gemm_rows<kVecs, Orientation::kTransposed>(d_v_, count, v, tile.v_clean_stride, s_, kWidth, o, kWidth,
+                                                       Update::kRescale, alpha);
+        }
         if (__builtin_expect(tile.is_nonfinite != nullptr, 0)) {
             add_nonfinite(tile, skipped, count, row0, kWidth, o);
+        }
+    }
+
+    template <int kCount>
+    struct RowBlock {
+        static constexpr int kRows = kCount;
+    };
+
+    // visit(RowBlock, first row) in blocks of 4, 2 and 1.
+    template <class Visit>
+    void for_few_rows(const Visit& visit) const {
+        int64_t row = 0;
+        for (; row + 4 <= rows_; row += 4) {
+            visit(RowBlock<4>(), row);
+        }
+        if (row + 2 <= rows_) {
+            visit(RowBlock<2>(), row);
+            row += 2;
+        }
+        if (row < rows_) {
+            visit(RowBlock<1>(), row);
         }
     }
 
@@ -382,7 +538,8 @@ class QueryTile {
     int64_t d_v_padded_;
     int64_t rows_ = 0;
     float c_ = 1.0f;    // of the rule in use
-    float* q_;          // [panel][d_qk padded][panel rows]
+    int64_t max_keys_;
+    float* q_;          // [panel][d_qk padded][panel rows]; few rows: [row][d_qk padded]
     float* o_;          // [panel][d_v padded][panel rows]
     float* m_;          // running maximum of what the softmax sees: scores, or logits where the rule transforms
     float* l_;          // running sum
