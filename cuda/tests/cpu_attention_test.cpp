@@ -34,8 +34,8 @@ Lengths lengths_of(const flare_attention_params& p, int64_t b) {
 }
 
 // Offset of key j's row of sequence b in k or v.
-int64_t key_offset(const flare_attention_params& p, const Lengths& n, int64_t b, int64_t j, int64_t head, int64_t stride_b,
-                   int64_t stride_s, int64_t stride_h) {
+int64_t key_offset(const flare_attention_params& p, const Lengths& n, int64_t b, int64_t j, int64_t head,
+                   int64_t stride_b, int64_t stride_s, int64_t stride_h) {
     const int32_t type = p.index_dtype == 0 ? FLARE_INT32 : p.index_dtype;
     if (p.block_table != nullptr) {
         const int64_t page = index_at(p.block_table, type, b * p.block_table_stride_b + j / p.page_size);
@@ -57,7 +57,9 @@ void reference(const flare_attention_params& p, Output& out, Output* lse) {
         for (int64_t h = 0; h < p.heads_q; ++h) {
             const int64_t hk = h / group;
             const auto descale = [&](const float* values) {
-                return values == nullptr ? 1.0 : static_cast<double>(values[b * p.descale_stride_b + hk * p.descale_stride_h]);
+                return values == nullptr
+                           ? 1.0
+                           : static_cast<double>(values[b * p.descale_stride_b + hk * p.descale_stride_h]);
             };
             for (int64_t i = 0; i < n.q; ++i) {
                 const int64_t position = i + n.k - n.q;
@@ -66,12 +68,16 @@ void reference(const flare_attention_params& p, Output& out, Output* lse) {
                 if (p.mask == FLARE_MASK_CAUSAL) {
                     high = std::min(high, position + 1);
                 } else if (p.mask == FLARE_MASK_WINDOW) {
-                    low = p.window_left < 0 ? 0 : std::max<int64_t>(0, position - std::min<int64_t>(p.window_left, 1 << 30));
-                    high = p.window_right < 0 ? high : std::min(high, position + std::min<int64_t>(p.window_right, 1 << 30) + 1);
+                    low = p.window_left < 0
+                              ? 0
+                              : std::max<int64_t>(0, position - std::min<int64_t>(p.window_left, 1 << 30));
+                    high = p.window_right < 0
+                               ? high
+                               : std::min(high, position + std::min<int64_t>(p.window_right, 1 << 30) + 1);
                 }
-                const int64_t q_at = (p.cu_seqlens_q != nullptr ? (n.q_begin + i) * p.q_stride_s
-                                                                : b * p.q_stride_b + i * p.q_stride_s) +
-                                     h * p.q_stride_h;
+                const int64_t q_at =
+                    (p.cu_seqlens_q != nullptr ? (n.q_begin + i) * p.q_stride_s : b * p.q_stride_b + i * p.q_stride_s) +
+                    h * p.q_stride_h;
                 double top = p.sink != nullptr ? static_cast<double>(p.sink[h]) : -HUGE_VAL;
                 scores.clear();
                 for (int64_t j = low; j < high; ++j) {
@@ -91,7 +97,8 @@ void reference(const flare_attention_params& p, Output& out, Output* lse) {
                     scores.push_back(s);
                     top = s > top ? s : top;
                 }
-                double total = p.sink != nullptr && top != -HUGE_VAL ? std::exp(static_cast<double>(p.sink[h]) - top) : 0.0;
+                double total =
+                    p.sink != nullptr && top != -HUGE_VAL ? std::exp(static_cast<double>(p.sink[h]) - top) : 0.0;
                 std::fill(row.begin(), row.end(), 0.0);
                 for (int64_t j = low; j < high; ++j) {
                     const double weight = std::exp(scores[static_cast<size_t>(j - low)] - top);
@@ -105,10 +112,12 @@ void reference(const flare_attention_params& p, Output& out, Output* lse) {
                                                                   : b * p.out_stride_b + i * p.out_stride_s) +
                                        h * p.out_stride_h;
                 for (int64_t d = 0; d < p.head_dim_v; ++d) {
-                    out.expect(out_at + d, low < high ? row[static_cast<size_t>(d)] * descale(p.v_descale) / total : 0.0);
+                    out.expect(out_at + d,
+                               low < high ? row[static_cast<size_t>(d)] * descale(p.v_descale) / total : 0.0);
                 }
                 if (lse != nullptr) {
-                    const int64_t at = (p.cu_seqlens_q != nullptr ? n.q_begin : b * p.lse_stride_b) + h * p.lse_stride_h + i;
+                    const int64_t at =
+                        (p.cu_seqlens_q != nullptr ? n.q_begin : b * p.lse_stride_b) + h * p.lse_stride_h + i;
                     lse->expect(at, total == 0 ? -HUGE_VAL : top + std::log(total));
                 }
             }
@@ -125,7 +134,8 @@ struct Problem {
     std::vector<float> slopes, sink, q_descale, k_descale, v_descale;
     Workspace workspace;
 
-    Problem(int32_t dtype, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t sq, int64_t sk, int64_t d, int64_t dv) {
+    Problem(int32_t dtype, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t sq, int64_t sk, int64_t d,
+            int64_t dv) {
         p.struct_size = sizeof(p);
         p.device = FLARE_DEVICE_CPU;
         p.dtype = dtype;
@@ -139,8 +149,8 @@ struct Problem {
     }
 
     // Strides of [B, S, H, D], or of [B, H, S, D], with `gap` unused elements after each row.
-    void lay_out(int64_t batch_q, int64_t rows_q, int64_t batch_k, int64_t rows_k, bool head_major, int64_t gap, bool with_lse,
-                 Random& random) {
+    void lay_out(int64_t batch_q, int64_t rows_q, int64_t batch_k, int64_t rows_k, bool head_major, int64_t gap,
+                 bool with_lse, Random& random) {
         const auto strides = [&](int64_t rows, int64_t heads, int64_t width, int64_t* b, int64_t* s, int64_t* h) {
             width += gap;
             *s = head_major ? width : heads * width;
@@ -173,14 +183,17 @@ struct Problem {
             const Lengths n = lengths_of(p, b);
             for (int64_t i = 0; i < n.q; ++i) {
                 for (int64_t h = 0; h < p.heads_q; ++h) {
-                    const int64_t row = p.cu_seqlens_q != nullptr ? (n.q_begin + i) * p.q_stride_s : b * p.q_stride_b + i * p.q_stride_s;
+                    const int64_t row = p.cu_seqlens_q != nullptr ? (n.q_begin + i) * p.q_stride_s
+                                                                  : b * p.q_stride_b + i * p.q_stride_s;
                     q.set_random(row + h * p.q_stride_h, p.head_dim_qk, random);
                 }
             }
             for (int64_t j = 0; j < n.k; ++j) {
                 for (int64_t h = 0; h < p.heads_kv; ++h) {
-                    k.set_random(key_offset(p, n, b, j, h, p.k_stride_b, p.k_stride_s, p.k_stride_h), p.head_dim_qk, random);
-                    v.set_random(key_offset(p, n, b, j, h, p.v_stride_b, p.v_stride_s, p.v_stride_h), p.head_dim_v, random);
+                    k.set_random(key_offset(p, n, b, j, h, p.k_stride_b, p.k_stride_s, p.k_stride_h), p.head_dim_qk,
+                                 random);
+                    v.set_random(key_offset(p, n, b, j, h, p.v_stride_b, p.v_stride_s, p.v_stride_h), p.head_dim_v,
+                                 random);
                 }
             }
         }
@@ -216,7 +229,8 @@ struct Problem {
             const std::vector<char> first_out = out.snapshot();
             const std::vector<char> first_lse = lse.snapshot();
             run(1, full);
-            EXPECT(first_out == out.snapshot() && first_lse == lse.snapshot(), "%s: bits depend on the thread count", full.c_str());
+            EXPECT(first_out == out.snapshot() && first_lse == lse.snapshot(), "%s: bits depend on the thread count",
+                   full.c_str());
         }
         flare::cpu::override_isa(flare::cpu::Isa::kAvx512);
     }
@@ -231,7 +245,8 @@ std::vector<int64_t> cumulative(const std::vector<int64_t>& lengths, int64_t sta
 }
 
 std::unique_ptr<Problem> random_problem(Random& random, std::string* name) {
-    const int32_t dtype = static_cast<int32_t>(random.pick({FLARE_FP32, FLARE_FP32, FLARE_FP16, FLARE_BF16, FLARE_FP8_E4M3}));
+    const int32_t dtype =
+        static_cast<int32_t>(random.pick({FLARE_FP32, FLARE_FP32, FLARE_FP16, FLARE_BF16, FLARE_FP8_E4M3}));
     const int64_t heads_kv = random.integer(1, 3);
     const int64_t group = random.pick({1, 1, 2, 3, 5, 8});
     const int64_t d = random.pick({1, 7, 8, 16, 40, 64, 72, 96, 128, 200});
@@ -347,9 +362,14 @@ std::unique_ptr<Problem> random_problem(Random& random, std::string* name) {
     }
     p.num_splits = static_cast<int32_t>(random.pick({0, 0, 1, 2, 3, 7}));
     p.deterministic = static_cast<int32_t>(random.integer(0, 1));
-    problem->lay_out(varlen_q ? 1 : batch, varlen_q ? p.total_q : sq, paged ? p.num_pages : varlen_k ? 1 : batch,
-                     paged ? p.page_size : varlen_k ? p.total_k : sk, random.chance(0.5), random.pick({0, 0, 3, 16}),
-                     random.chance(0.8), random);
+    problem->lay_out(varlen_q ? 1 : batch, varlen_q ? p.total_q : sq,
+                     paged      ? p.num_pages
+                     : varlen_k ? 1
+                                : batch,
+                     paged      ? p.page_size
+                     : varlen_k ? p.total_k
+                                : sk,
+                     random.chance(0.5), random.pick({0, 0, 3, 16}), random.chance(0.8), random);
     if (random.chance(0.25)) {  // NaN where somebody may see it: it must reach those rows, and no others
         for (int i = 0; i < 3; ++i) {
             const int64_t b = random.integer(0, batch - 1);
@@ -364,11 +384,12 @@ std::unique_ptr<Problem> random_problem(Random& random, std::string* name) {
         }
     }
     char text[256];
-    std::snprintf(text, sizeof(text), "dtype %d B %lld H %lld/%lld N %lld/%lld D %lld/%lld mask %d (%lld,%lld) splits %d%s%s%s", dtype,
-                  static_cast<long long>(batch), static_cast<long long>(p.heads_q), static_cast<long long>(heads_kv),
-                  static_cast<long long>(sq), static_cast<long long>(sk), static_cast<long long>(d), static_cast<long long>(dv),
-                  p.mask, static_cast<long long>(p.window_left), static_cast<long long>(p.window_right), p.num_splits,
-                  varlen_q ? " varlen_q" : "", varlen_k ? " varlen_k" : "", paged ? " paged" : "");
+    std::snprintf(
+        text, sizeof(text), "dtype %d B %lld H %lld/%lld N %lld/%lld D %lld/%lld mask %d (%lld,%lld) splits %d%s%s%s",
+        dtype, static_cast<long long>(batch), static_cast<long long>(p.heads_q), static_cast<long long>(heads_kv),
+        static_cast<long long>(sq), static_cast<long long>(sk), static_cast<long long>(d), static_cast<long long>(dv),
+        p.mask, static_cast<long long>(p.window_left), static_cast<long long>(p.window_right), p.num_splits,
+        varlen_q ? " varlen_q" : "", varlen_k ? " varlen_k" : "", paged ? " paged" : "");
     *name = text;
     return problem;
 }
@@ -385,8 +406,8 @@ void test_random_mixtures(int count) {
     std::printf("%d mixtures: worst error %.2f of the bound\n", count, worst);
 }
 
-std::unique_ptr<Problem> dense(int32_t dtype, int64_t heads_q, int64_t heads_kv, int64_t sq, int64_t sk, int64_t d, int64_t dv,
-                               int32_t mask, Random& random) {
+std::unique_ptr<Problem> dense(int32_t dtype, int64_t heads_q, int64_t heads_kv, int64_t sq, int64_t sk, int64_t d,
+                               int64_t dv, int32_t mask, Random& random) {
     auto problem = std::make_unique<Problem>(dtype, 1, heads_q, heads_kv, sq, sk, d, dv);
     problem->p.mask = mask;
     problem->lay_out(1, sq, 1, sk, false, 0, true, random);
@@ -404,8 +425,8 @@ void test_sizes() {
     dense(FLARE_FP32, 16, 1, 33, 700, 64, 64, FLARE_MASK_CAUSAL, random)->check("packed group");
 }
 
-// Scores so low that a first block without visible keys must not leave a maximum of 0 behind; and large ones. Whole numbers,
-// so that the scores themselves are exact in fp32.
+// Scores so low that a first block without visible keys must not leave a maximum of 0 behind; and large ones. Whole
+// numbers, so that the scores themselves are exact in fp32.
 void test_extreme_scores() {
     Random random(3);
     for (const double size : {-1e4, 1e4}) {
@@ -446,7 +467,8 @@ void test_bitwise_promises() {
         causal->p.window_left = left;
         causal->p.window_right = 0;
         causal->run(0, "window");
-        EXPECT(causal->out.snapshot() == expected, "window (%lld, 0) differs from causal", static_cast<long long>(left));
+        EXPECT(causal->out.snapshot() == expected, "window (%lld, 0) differs from causal",
+               static_cast<long long>(left));
     }
     for (int repeat = 0; repeat < 20; ++repeat) {
         causal->run(0, "repeat");
@@ -494,14 +516,16 @@ void test_evicted_pages() {
     problem.table = Indices(FLARE_INT32, table);
     p.block_table = problem.table.data();
     EXPECT(flare_attention_forward(&p) == FLARE_ERROR_INDEX, "page 13 of 13");
-    EXPECT(last_error().find("block_table[0][10] is 13, allowed are 0..12") != std::string::npos, "%s", last_error().c_str());
+    EXPECT(last_error().find("block_table[0][10] is 13, allowed are 0..12") != std::string::npos, "%s",
+           last_error().c_str());
 }
 
 // Bad entries: found before anything is written.
 void test_bad_indices() {
     Random random(7);
-    const auto expect_refusal = [&](const char* what, const std::vector<int64_t>& cu_q, const std::vector<int64_t>& cu_k,
-                                    const std::vector<int64_t>& used_q, const std::vector<int64_t>& used_k, const char* text) {
+    const auto expect_refusal = [&](const char* what, const std::vector<int64_t>& cu_q,
+                                    const std::vector<int64_t>& cu_k, const std::vector<int64_t>& used_q,
+                                    const std::vector<int64_t>& used_k, const char* text) {
         Problem problem(FLARE_FP32, 2, 1, 1, 4, 6, 8, 8);
         flare_attention_params& p = problem.p;
         p.total_q = 8;
@@ -521,7 +545,8 @@ void test_bad_indices() {
         p.seqused_k = used_k.empty() ? nullptr : problem.used_k.data();
         const std::vector<char> before = problem.out.snapshot();
         EXPECT(flare_attention_forward(&p) == FLARE_ERROR_INDEX, "%s", what);
-        EXPECT(last_error().find(text) != std::string::npos, "%s: \"%s\" lacks \"%s\"", what, last_error().c_str(), text);
+        EXPECT(last_error().find(text) != std::string::npos, "%s: \"%s\" lacks \"%s\"", what, last_error().c_str(),
+               text);
         EXPECT(problem.out.snapshot() == before, "%s: something was written", what);
     };
     expect_refusal("decreasing", {0, 4, 3}, {0, 6, 12}, {}, {}, "cu_seqlens_q[2] is 3");
@@ -571,9 +596,10 @@ void test_merge() {
                     double total = 0;
                     std::vector<double> sum(static_cast<size_t>(d));
                     for (int64_t i = 0; i < partials; ++i) {
-                        const int64_t at = i * p.partial_out_stride_p + b * p.partial_out_stride_b + s * p.partial_out_stride_s + h * d;
-                        float& value = part_lse[static_cast<size_t>(i * p.partial_lse_stride_p + b * p.partial_lse_stride_b +
-                                                                    h * p.partial_lse_stride_h + s)];
+                        const int64_t at = i * p.partial_out_stride_p + b * p.partial_out_stride_b +
+                                           s * p.partial_out_stride_s + h * d;
+                        float& value = part_lse[static_cast<size_t>(
+                            i * p.partial_lse_stride_p + b * p.partial_lse_stride_b + h * p.partial_lse_stride_h + s)];
                         if (s == 3 || random.chance(0.3)) {
                             value = -HUGE_VALF;  // its out stays NaN
                             continue;
@@ -582,7 +608,8 @@ void test_merge() {
                         parts.set_random(at, d, random);
                         total += std::exp(static_cast<double>(value));
                         for (int64_t c = 0; c < d; ++c) {
-                            sum[static_cast<size_t>(c)] += std::exp(static_cast<double>(value)) * read(parts.data(), dtype, at + c);
+                            sum[static_cast<size_t>(c)] +=
+                                std::exp(static_cast<double>(value)) * read(parts.data(), dtype, at + c);
                         }
                     }
                     for (int64_t c = 0; c < d; ++c) {
@@ -635,7 +662,8 @@ void test_workspace_is_monotone() {
         const int64_t sq = random.integer(1, 90);
         const int64_t sk = random.integer(1, 20000);
         const uint64_t large = bytes_for(batch, sq, sk, splits);
-        const uint64_t small = bytes_for(random.integer(1, batch), random.integer(1, sq), random.integer(1, sk), splits);
+        const uint64_t small =
+            bytes_for(random.integer(1, batch), random.integer(1, sq), random.integer(1, sk), splits);
         EXPECT(small <= large, "%llu for less, %llu for more", static_cast<unsigned long long>(small),
                static_cast<unsigned long long>(large));
     }

@@ -1,5 +1,5 @@
-// flare_mla_prefill and flare_mla_decode on the CPU against definitions in double: random mixtures of all options on every
-// instruction set, then single edges.
+// flare_mla_prefill and flare_mla_decode on the CPU against definitions in double: random mixtures of all options on
+// every instruction set, then single edges.
 #include "cpu_test.h"
 
 #include <algorithm>
@@ -37,7 +37,8 @@ void fill656(char* row, Random& random) {
 
 // Softmax over logits; out row and lse. value(j, d) is only asked for keys given.
 template <class Value>
-double softmax_row(const std::vector<double>& logits, double sink, int64_t width, const Value& value, std::vector<double>* out) {
+double softmax_row(const std::vector<double>& logits, double sink, int64_t width, const Value& value,
+                   std::vector<double>* out) {
     double top = sink;
     for (const double s : logits) {
         top = s > top ? s : top;
@@ -57,12 +58,13 @@ double softmax_row(const std::vector<double>& logits, double sink, int64_t width
     return total == 0.0 ? -HUGE_VAL : top + std::log(total);
 }
 
-double weight_at(const void* w, int32_t dtype, int32_t layout, int64_t stride_h, int64_t stride_r, int64_t h, int64_t c, int64_t d) {
+double weight_at(const void* w, int32_t dtype, int32_t layout, int64_t stride_h, int64_t stride_r, int64_t h, int64_t c,
+                 int64_t d) {
     return read(w, dtype, h * stride_h + (layout == FLARE_WEIGHT_CD ? c * stride_r + d : d * stride_r + c));
 }
 
-void set_weights(Data* data, int32_t dtype, int32_t layout, int64_t heads, int64_t d_c, int64_t d, int64_t* stride_h, int64_t* stride_r,
-                 int64_t gap, Random& random) {
+void set_weights(Data* data, int32_t dtype, int32_t layout, int64_t heads, int64_t d_c, int64_t d, int64_t* stride_h,
+                 int64_t* stride_r, int64_t gap, Random& random) {
     const int64_t rows = layout == FLARE_WEIGHT_CD ? d_c : d;
     const int64_t columns = layout == FLARE_WEIGHT_CD ? d : d_c;
     *stride_r = columns + gap;
@@ -77,7 +79,7 @@ void set_weights(Data* data, int32_t dtype, int32_t layout, int64_t heads, int64
     }
 }
 
-// ---- prefill -----------------------------------------------------------------------------------------------------------
+// ---- prefill --------------------------------------------------------------------------------------------------------
 
 struct Prefill {
     flare_mla_prefill_params p{};
@@ -112,8 +114,9 @@ struct Prefill {
     }
 
     void reference() {
-        const double scale = (p.flags & FLARE_FLAG_SCALE) != 0 || p.scale != 0 ? static_cast<double>(p.scale)
-                                                                               : 1.0 / std::sqrt(static_cast<double>(p.d_nope + p.d_rope));
+        const double scale = (p.flags & FLARE_FLAG_SCALE) != 0 || p.scale != 0
+                                 ? static_cast<double>(p.scale)
+                                 : 1.0 / std::sqrt(static_cast<double>(p.d_nope + p.d_rope));
         const bool rows656 = p.latent_dtype == FLARE_UINT8;
         for (int64_t b = 0; b < p.batch; ++b) {
             const Lengths n = lengths(b);
@@ -150,7 +153,8 @@ struct Prefill {
                 }
                 for (int64_t i = 0; i < n.q; ++i) {
                     const auto q_row = [&](int64_t stride_b, int64_t stride_s, int64_t stride_h) {
-                        return (p.cu_seqlens_q != nullptr ? (n.q_begin + i) * stride_s : b * stride_b + i * stride_s) + h * stride_h;
+                        return (p.cu_seqlens_q != nullptr ? (n.q_begin + i) * stride_s : b * stride_b + i * stride_s) +
+                               h * stride_h;
                     };
                     const int64_t nope = q_row(p.q_nope_stride_b, p.q_nope_stride_s, p.q_nope_stride_h);
                     const int64_t rope = q_row(p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h);
@@ -162,18 +166,23 @@ struct Prefill {
                             s += read(p.q_nope, p.dtype, nope + d) * keys[static_cast<size_t>(j * width + d)];
                         }
                         for (int64_t d = 0; d < p.d_rope; ++d) {
-                            s += read(p.q_rope, p.dtype, rope + d) * keys[static_cast<size_t>(j * width + p.d_nope + d)];
+                            s +=
+                                read(p.q_rope, p.dtype, rope + d) * keys[static_cast<size_t>(j * width + p.d_nope + d)];
                         }
                         logits.push_back(scale * s);
                     }
                     std::vector<double> row;
                     const double row_lse = softmax_row(
-                        logits, -HUGE_VAL, p.d_v, [&](int64_t j, int64_t d) { return values[static_cast<size_t>(j * p.d_v + d)]; }, &row);
+                        logits, -HUGE_VAL, p.d_v,
+                        [&](int64_t j, int64_t d) { return values[static_cast<size_t>(j * p.d_v + d)]; }, &row);
                     for (int64_t d = 0; d < p.d_v; ++d) {
-                        out.expect(q_row(p.out_stride_b, p.out_stride_s, p.out_stride_h) + d, row[static_cast<size_t>(d)]);
+                        out.expect(q_row(p.out_stride_b, p.out_stride_s, p.out_stride_h) + d,
+                                   row[static_cast<size_t>(d)]);
                     }
                     if (p.lse != nullptr) {
-                        lse.expect((p.cu_seqlens_q != nullptr ? n.q_begin : b * p.lse_stride_b) + h * p.lse_stride_h + i, row_lse);
+                        lse.expect(
+                            (p.cu_seqlens_q != nullptr ? n.q_begin : b * p.lse_stride_b) + h * p.lse_stride_h + i,
+                            row_lse);
                     }
                 }
             }
@@ -287,8 +296,10 @@ std::unique_ptr<Prefill> random_prefill(Random& random, int64_t forced_sq, std::
     problem->q_rope = Data(p.dtype, batch_q * p.q_rope_stride_b);
     problem->c_kv = Data(rows656 ? FLARE_UINT8 : p.dtype, batch_k * p.c_kv_stride_b);
     problem->k_rope = Data(p.dtype, batch_k * p.k_rope_stride_b);
-    set_weights(&problem->w_uk, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_nope, &p.w_uk_stride_h, &p.w_uk_stride_r, gap, random);
-    set_weights(&problem->w_uv, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_v, &p.w_uv_stride_h, &p.w_uv_stride_r, gap, random);
+    set_weights(&problem->w_uk, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_nope, &p.w_uk_stride_h, &p.w_uk_stride_r,
+                gap, random);
+    set_weights(&problem->w_uv, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_v, &p.w_uv_stride_h, &p.w_uv_stride_r,
+                gap, random);
     problem->out = Output(p.out_dtype != 0 ? p.out_dtype : p.dtype, batch_q * p.out_stride_b);
     p.lse_stride_h = rows_q + gap;
     p.lse_stride_b = p.heads * p.lse_stride_h;
@@ -308,8 +319,10 @@ std::unique_ptr<Prefill> random_prefill(Random& random, int64_t forced_sq, std::
                 return varlen_q ? (n.q_begin + i) * stride_s : b * stride_b + i * stride_s;
             };
             for (int64_t h = 0; h < p.heads; ++h) {
-                problem->q_nope.set_random(row(p.q_nope_stride_b, p.q_nope_stride_s) + h * p.q_nope_stride_h, p.d_nope, random);
-                problem->q_rope.set_random(row(p.q_rope_stride_b, p.q_rope_stride_s) + h * p.q_rope_stride_h, p.d_rope, random);
+                problem->q_nope.set_random(row(p.q_nope_stride_b, p.q_nope_stride_s) + h * p.q_nope_stride_h, p.d_nope,
+                                           random);
+                problem->q_rope.set_random(row(p.q_rope_stride_b, p.q_rope_stride_s) + h * p.q_rope_stride_h, p.d_rope,
+                                           random);
             }
         }
         for (int64_t j = 0; j < n.k; ++j) {
@@ -318,7 +331,8 @@ std::unique_ptr<Prefill> random_prefill(Random& random, int64_t forced_sq, std::
                 fill656(problem->c_kv.data() + at, random);
             } else {
                 problem->c_kv.set_random(at, p.d_c, random);
-                problem->k_rope.set_random(problem->key_row(n, b, j, p.k_rope_stride_b, p.k_rope_stride_s), p.d_rope, random);
+                problem->k_rope.set_random(problem->key_row(n, b, j, p.k_rope_stride_b, p.k_rope_stride_s), p.d_rope,
+                                           random);
             }
         }
         if (n.k > 0 && !rows656 && random.chance(0.2)) {
@@ -327,11 +341,13 @@ std::unique_ptr<Prefill> random_prefill(Random& random, int64_t forced_sq, std::
         }
     }
     char text[256];
-    std::snprintf(text, sizeof(text), "prefill dtype %d%s B %lld H %lld N %lld/%lld d %lld+%lld/%lld/%lld mask %d layout %d%s%s%s", p.dtype,
+    std::snprintf(text, sizeof(text),
+                  "prefill dtype %d%s B %lld H %lld N %lld/%lld d %lld+%lld/%lld/%lld mask %d layout %d%s%s%s", p.dtype,
                   rows656 ? " rows656" : "", static_cast<long long>(p.batch), static_cast<long long>(p.heads),
-                  static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k), static_cast<long long>(p.d_nope),
-                  static_cast<long long>(p.d_rope), static_cast<long long>(p.d_c), static_cast<long long>(p.d_v), p.mask,
-                  p.weight_layout, varlen_q ? " varlen_q" : "", varlen_k ? " varlen_k" : "", paged ? " paged" : "");
+                  static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k),
+                  static_cast<long long>(p.d_nope), static_cast<long long>(p.d_rope), static_cast<long long>(p.d_c),
+                  static_cast<long long>(p.d_v), p.mask, p.weight_layout, varlen_q ? " varlen_q" : "",
+                  varlen_k ? " varlen_k" : "", paged ? " paged" : "");
     *name = text;
     return problem;
 }
@@ -352,13 +368,13 @@ void check(Problem& problem, const std::string& name) {
         const std::vector<char> first_out = problem.out.snapshot();
         const std::vector<char> first_lse = problem.lse.snapshot();
         problem.run(1, full);
-        EXPECT(first_out == problem.out.snapshot() && first_lse == problem.lse.snapshot(), "%s: bits depend on the thread count",
-               full.c_str());
+        EXPECT(first_out == problem.out.snapshot() && first_lse == problem.lse.snapshot(),
+               "%s: bits depend on the thread count", full.c_str());
     }
     flare::cpu::override_isa(flare::cpu::Isa::kAvx512);
 }
 
-// ---- decode ------------------------------------------------------------------------------------------------------------
+// ---- decode ---------------------------------------------------------------------------------------------------------
 
 struct Decode {
     flare_mla_decode_params p{};
@@ -376,10 +392,13 @@ struct Decode {
             *count = index_at(p.cu_seqlens_q, p.index_dtype, b + 1) - *begin;
         }
     }
-    int64_t pool_row(int64_t index) const { return index / p.page_size * p.kv_stride_b + index % p.page_size * p.kv_stride_s; }
+    int64_t pool_row(int64_t index) const {
+        return index / p.page_size * p.kv_stride_b + index % p.page_size * p.kv_stride_s;
+    }
     int64_t key_row(int64_t b, int64_t j) const {
         if (p.block_table != nullptr) {
-            return index_at(p.block_table, p.index_dtype, b * p.block_table_stride_b + j / p.page_size) * p.kv_stride_b +
+            return index_at(p.block_table, p.index_dtype, b * p.block_table_stride_b + j / p.page_size) *
+                       p.kv_stride_b +
                    j % p.page_size * p.kv_stride_s;
         }
         return b * p.kv_stride_b + j * p.kv_stride_s;
@@ -388,11 +407,13 @@ struct Decode {
     std::vector<int64_t> visible(int64_t b, int64_t i, int64_t num_tokens) const {
         std::vector<int64_t> rows;
         if (p.indices != nullptr) {
-            const int64_t count = p.topk_length == nullptr
-                                      ? p.topk
-                                      : index_at(p.topk_length, p.index_dtype, b * p.topk_length_stride_b + i * p.topk_length_stride_s);
+            const int64_t count =
+                p.topk_length == nullptr
+                    ? p.topk
+                    : index_at(p.topk_length, p.index_dtype, b * p.topk_length_stride_b + i * p.topk_length_stride_s);
             for (int64_t j = 0; j < count; ++j) {
-                const int64_t index = index_at(p.indices, p.index_dtype, b * p.indices_stride_b + i * p.indices_stride_s + j);
+                const int64_t index =
+                    index_at(p.indices, p.index_dtype, b * p.indices_stride_b + i * p.indices_stride_s + j);
                 if (index >= 0 && index < p.num_pages * p.page_size) {
                     rows.push_back(pool_row(index));
                 }
@@ -408,12 +429,14 @@ struct Decode {
     }
 
     double latent(int64_t row, int64_t d) const {
-        return p.kv_dtype == FLARE_UINT8 ? read656(static_cast<const char*>(p.kv) + row, d) : read(p.kv, p.dtype, row + d);
+        return p.kv_dtype == FLARE_UINT8 ? read656(static_cast<const char*>(p.kv) + row, d)
+                                         : read(p.kv, p.dtype, row + d);
     }
 
     void reference() {
-        const double scale = (p.flags & FLARE_FLAG_SCALE) != 0 || p.scale != 0 ? static_cast<double>(p.scale)
-                                                                               : 1.0 / std::sqrt(static_cast<double>(p.d_nope + p.d_rope));
+        const double scale = (p.flags & FLARE_FLAG_SCALE) != 0 || p.scale != 0
+                                 ? static_cast<double>(p.scale)
+                                 : 1.0 / std::sqrt(static_cast<double>(p.d_nope + p.d_rope));
         for (int64_t b = 0; b < p.batch; ++b) {
             int64_t begin;
             int64_t count;
@@ -422,7 +445,8 @@ struct Decode {
                 const std::vector<int64_t> rows = visible(b, i, count);
                 for (int64_t h = 0; h < p.heads; ++h) {
                     const auto at = [&](int64_t stride_b, int64_t stride_s, int64_t stride_h) {
-                        return (p.cu_seqlens_q != nullptr ? (begin + i) * stride_s : b * stride_b + i * stride_s) + h * stride_h;
+                        return (p.cu_seqlens_q != nullptr ? (begin + i) * stride_s : b * stride_b + i * stride_s) +
+                               h * stride_h;
                     };
                     const int64_t q_at = at(p.q_stride_b, p.q_stride_s, p.q_stride_h);
                     std::vector<double> query(static_cast<size_t>(p.d_c + p.d_rope));
@@ -439,9 +463,9 @@ struct Decode {
                     }
                     for (int64_t d = 0; d < p.d_rope; ++d) {
                         query[static_cast<size_t>(p.d_c + d)] =
-                            p.q_rope != nullptr
-                                ? read(p.q_rope, p.dtype, at(p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h) + d)
-                                : read(p.q, p.dtype, q_at + p.d_c + d);
+                            p.q_rope != nullptr ? read(p.q_rope, p.dtype,
+                                                       at(p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h) + d)
+                                                : read(p.q, p.dtype, q_at + p.d_c + d);
                     }
                     std::vector<double> logits;
                     for (const int64_t row : rows) {
@@ -460,17 +484,20 @@ struct Decode {
                         for (int64_t d = 0; d < p.d_v; ++d) {
                             for (int64_t c = 0; c < p.d_c; ++c) {
                                 projected[static_cast<size_t>(d)] +=
-                                    row_out[static_cast<size_t>(c)] *
-                                    weight_at(p.w_uv, p.dtype, p.weight_layout, p.w_uv_stride_h, p.w_uv_stride_r, h, c, d);
+                                    row_out[static_cast<size_t>(c)] * weight_at(p.w_uv, p.dtype, p.weight_layout,
+                                                                                p.w_uv_stride_h, p.w_uv_stride_r, h, c,
+                                                                                d);
                             }
                         }
                         row_out = projected;
                     }
                     for (size_t d = 0; d < row_out.size(); ++d) {
-                        out.expect(at(p.out_stride_b, p.out_stride_s, p.out_stride_h) + static_cast<int64_t>(d), row_out[d]);
+                        out.expect(at(p.out_stride_b, p.out_stride_s, p.out_stride_h) + static_cast<int64_t>(d),
+                                   row_out[d]);
                     }
                     if (p.lse != nullptr) {
-                        lse.expect((p.cu_seqlens_q != nullptr ? begin : b * p.lse_stride_b) + h * p.lse_stride_h + i, row_lse);
+                        lse.expect((p.cu_seqlens_q != nullptr ? begin : b * p.lse_stride_b) + h * p.lse_stride_h + i,
+                                   row_lse);
                     }
                 }
             }
@@ -575,11 +602,13 @@ std::unique_ptr<Decode> random_decode(Random& random, std::string* name) {
     p.q_rope = rope_apart && p.d_rope > 0 ? problem->q_rope.data() : nullptr;
     p.kv = problem->kv.data();
     if (fused_uk) {
-        set_weights(&problem->w_uk, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_nope, &p.w_uk_stride_h, &p.w_uk_stride_r, gap, random);
+        set_weights(&problem->w_uk, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_nope, &p.w_uk_stride_h,
+                    &p.w_uk_stride_r, gap, random);
         p.w_uk = problem->w_uk.data();
     }
     if (fused_uv) {
-        set_weights(&problem->w_uv, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_v, &p.w_uv_stride_h, &p.w_uv_stride_r, gap, random);
+        set_weights(&problem->w_uv, p.dtype, p.weight_layout, p.heads, p.d_c, p.d_v, &p.w_uv_stride_h, &p.w_uv_stride_r,
+                    gap, random);
         p.w_uv = problem->w_uv.data();
     }
     problem->out = Output(p.out_dtype != 0 ? p.out_dtype : p.dtype, batch_q * p.out_stride_b);
@@ -634,7 +663,8 @@ std::unique_ptr<Decode> random_decode(Random& random, std::string* name) {
                     return (varlen_q ? (begin + i) * stride_s : b * stride_b + i * stride_s) + h * stride_h;
                 };
                 problem->q.set_random(at(p.q_stride_b, p.q_stride_s, p.q_stride_h), q_width, random);
-                problem->q_rope.set_random(at(p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h), p.d_rope, random);
+                problem->q_rope.set_random(at(p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h), p.d_rope,
+                                           random);
             }
             const std::vector<int64_t> rows = problem->visible(b, i, count);
             for (const int64_t row : rows) {
@@ -650,11 +680,13 @@ std::unique_ptr<Decode> random_decode(Random& random, std::string* name) {
         }
     }
     char text[256];
-    std::snprintf(text, sizeof(text), "decode dtype %d%s B %lld H %lld N %lld/%lld d_c %lld d_r %lld mask %d splits %d%s%s%s%s%s%s", p.dtype,
-                  rows656 ? " rows656" : "", static_cast<long long>(p.batch), static_cast<long long>(p.heads),
+    std::snprintf(text, sizeof(text),
+                  "decode dtype %d%s B %lld H %lld N %lld/%lld d_c %lld d_r %lld mask %d splits %d%s%s%s%s%s%s",
+                  p.dtype, rows656 ? " rows656" : "", static_cast<long long>(p.batch), static_cast<long long>(p.heads),
                   static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k), static_cast<long long>(p.d_c),
-                  static_cast<long long>(p.d_rope), p.mask, p.num_splits, fused_uk ? " w_uk" : "", fused_uv ? " w_uv" : "",
-                  sparse ? " sparse" : "", paged ? " paged" : "", varlen_q ? " varlen_q" : "", rope_apart ? " rope apart" : "");
+                  static_cast<long long>(p.d_rope), p.mask, p.num_splits, fused_uk ? " w_uk" : "",
+                  fused_uv ? " w_uv" : "", sparse ? " sparse" : "", paged ? " paged" : "", varlen_q ? " varlen_q" : "",
+                  rope_apart ? " rope apart" : "");
     *name = text;
     return problem;
 }
@@ -702,7 +734,8 @@ void test_bad_indices() {
     EXPECT(last_error().find("topk_length[") != std::string::npos, "%s", last_error().c_str());
     do {
         decode = random_decode(random, &name);
-    } while (decode->p.block_table == nullptr || decode->p.cu_seqlens_q != nullptr || decode->p.seqlen_q == 0 || decode->p.seqlen_k == 0);
+    } while (decode->p.block_table == nullptr || decode->p.cu_seqlens_q != nullptr || decode->p.seqlen_q == 0 ||
+             decode->p.seqlen_k == 0);
     std::vector<int64_t> lengths(static_cast<size_t>(decode->p.batch), decode->p.seqlen_k + 1);
     decode->lengths_k = Indices(decode->p.index_dtype, lengths);
     decode->p.seqlens_k = decode->lengths_k.data();

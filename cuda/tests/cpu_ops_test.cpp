@@ -54,7 +54,8 @@ uint32_t nearest(const std::vector<double>& values, int32_t dtype, float value) 
     if (magnitude >= last + step / 2) {
         return sign | static_cast<uint32_t>(values.size());  // infinity
     }
-    const size_t above = static_cast<size_t>(std::lower_bound(values.begin(), values.end(), magnitude) - values.begin());
+    const size_t above =
+        static_cast<size_t>(std::lower_bound(values.begin(), values.end(), magnitude) - values.begin());
     if (above == values.size()) {
         return sign | static_cast<uint32_t>(above - 1);
     }
@@ -79,24 +80,29 @@ void test_conversions() {
         std::vector<float> inputs = samples;
         for (size_t i = 0; i + 1 < values.size(); i += values.size() > 1000 ? 7 : 1) {  // ties, and their neighbours
             const float tie = static_cast<float>((values[i] + values[i + 1]) / 2);
-            for (const float x : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, HUGE_VALF), -tie, static_cast<float>(values[i])}) {
+            for (const float x : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, HUGE_VALF), -tie,
+                                  static_cast<float>(values[i])}) {
                 inputs.push_back(x);
             }
         }
-        for (const float x : {0.0f, -0.0f, HUGE_VALF, -HUGE_VALF, 448.0f, 463.9f, 464.0f, 480.0f, 65519.9f, 65520.0f, 3.4e38f}) {
+        for (const float x :
+             {0.0f, -0.0f, HUGE_VALF, -HUGE_VALF, 448.0f, 463.9f, 464.0f, 480.0f, 65519.9f, 65520.0f, 3.4e38f}) {
             inputs.push_back(x);
         }
         for (const flare::cpu::Isa isa : kIsas) {
             flare::cpu::override_isa(isa);
             std::vector<uint16_t> narrow(inputs.size() + 8);
-            EXPECT(cast(inputs.data(), FLARE_FP32, narrow.data(), dtype, static_cast<int64_t>(inputs.size())) == FLARE_OK, "%s",
-                   last_error().c_str());
+            EXPECT(
+                cast(inputs.data(), FLARE_FP32, narrow.data(), dtype, static_cast<int64_t>(inputs.size())) == FLARE_OK,
+                "%s", last_error().c_str());
             for (size_t i = 0; i < inputs.size(); ++i) {
-                const uint32_t got = dtype == FLARE_FP8_E4M3 ? reinterpret_cast<const uint8_t*>(narrow.data())[i] : narrow[i];
+                const uint32_t got =
+                    dtype == FLARE_FP8_E4M3 ? reinterpret_cast<const uint8_t*>(narrow.data())[i] : narrow[i];
                 if (std::isnan(inputs[i])) {
                     const uint32_t sign_bit = dtype == FLARE_FP8_E4M3 ? 0x80 : 0x8000;
                     const uint32_t quiet = dtype == FLARE_FP8_E4M3 ? 0x7f : dtype == FLARE_FP16 ? 0x7e00 : 0x7fc0;
-                    EXPECT((got & quiet) == quiet && ((got & sign_bit) != 0) == std::signbit(inputs[i]), "dtype %d: NaN became %x", dtype, got);
+                    EXPECT((got & quiet) == quiet && ((got & sign_bit) != 0) == std::signbit(inputs[i]),
+                           "dtype %d: NaN became %x", dtype, got);
                     continue;
                 }
                 EXPECT(got == nearest(values, dtype, inputs[i]), "dtype %d: %.9g became %x, want %x", dtype,
@@ -167,13 +173,17 @@ void test_cast_strides() {
                 rest /= p.shape[i];
             }
             const double value = read(src.data(), p.src_dtype, from) * scale;
-            const double bound = p.dst_dtype == FLARE_FP8_E4M3 && std::fabs(value) > 448 ? std::copysign(448, value) : value;
+            const double bound =
+                p.dst_dtype == FLARE_FP8_E4M3 && std::fabs(value) > 448 ? std::copysign(448, value) : value;
             dst.expect(to, bound);
         }
         p.src = src.data();
         p.dst = dst.data();
         EXPECT(flare_cast(&p) == FLARE_OK, "%s", last_error().c_str());
-        dst.check_relative(p.dst_dtype == FLARE_FP8_E4M3 ? 0.07 : p.dst_dtype == FLARE_BF16 ? 4e-3 : p.dst_dtype == FLARE_FP16 ? 1e-3 : 1e-7,
+        dst.check_relative(p.dst_dtype == FLARE_FP8_E4M3 ? 0.07
+                           : p.dst_dtype == FLARE_BF16   ? 4e-3
+                           : p.dst_dtype == FLARE_FP16   ? 1e-3
+                                                         : 1e-7,
                            "cast");
     }
 }
@@ -198,11 +208,16 @@ void test_fill() {
         double value;
         double want;
     };
-    const FillCase cases[] = {{FLARE_FP32, 1.1, static_cast<double>(1.1f)}, {FLARE_FP16, 2.0, 2.0},
-                              {FLARE_BF16, -3.0, -3.0},          {FLARE_FP8_E4M3, 1000.0, 448.0},
-                              {FLARE_UINT8, 300.0, 255.0},       {FLARE_UINT8, 2.5, 2.0},
-                              {FLARE_INT32, -3.5, -4.0},         {FLARE_INT32, 1e10, 2147483647.0},
-                              {FLARE_INT64, 1e30, 9223372036854775807.0}, {FLARE_INT64, -7.0, -7.0},
+    const FillCase cases[] = {{FLARE_FP32, 1.1, static_cast<double>(1.1f)},
+                              {FLARE_FP16, 2.0, 2.0},
+                              {FLARE_BF16, -3.0, -3.0},
+                              {FLARE_FP8_E4M3, 1000.0, 448.0},
+                              {FLARE_UINT8, 300.0, 255.0},
+                              {FLARE_UINT8, 2.5, 2.0},
+                              {FLARE_INT32, -3.5, -4.0},
+                              {FLARE_INT32, 1e10, 2147483647.0},
+                              {FLARE_INT64, 1e30, 9223372036854775807.0},
+                              {FLARE_INT64, -7.0, -7.0},
                               {FLARE_FP32, NAN, NAN}};
     for (const FillCase& c : cases) {
         Output out(c.dtype, 21);
@@ -328,7 +343,10 @@ void test_append_kv() {
             }
         }
         EXPECT(flare_cache_append(&p) == FLARE_OK, "%s", last_error().c_str());
-        const double bound = stored == FLARE_FP8_E4M3 ? 0.05 : stored == FLARE_BF16 ? 4e-3 : stored == FLARE_FP16 ? 1e-3 : 3e-7;
+        const double bound = stored == FLARE_FP8_E4M3 ? 0.05
+                             : stored == FLARE_BF16   ? 4e-3
+                             : stored == FLARE_FP16   ? 1e-3
+                                                      : 3e-7;
         k_cache.check_relative(bound, "k_cache");
         v_cache.check_relative(bound, "v_cache");
         if (tokens > 0) {
@@ -336,7 +354,8 @@ void test_append_kv() {
             slot_array = Indices(FLARE_INT32, slots);
             p.slots = slot_array.data();
             EXPECT(flare_cache_append(&p) == FLARE_ERROR_INDEX, "slot beyond the cache");
-            EXPECT(last_error().find("slots[0] is 60, allowed are 0..59") != std::string::npos, "%s", last_error().c_str());
+            EXPECT(last_error().find("slots[0] is 60, allowed are 0..59") != std::string::npos, "%s",
+                   last_error().c_str());
         }
     }
 }
@@ -350,7 +369,7 @@ void test_append_latent() {
         c.set_random(0, tokens * 512, random);
         rope.set_random(0, tokens * 64, random);
         for (int64_t i = 0; i < 512; ++i) {
-            c.set(i, 0.0);                                       // a row of zeros: the smallest scale
+            c.set(i, 0.0);                                        // a row of zeros: the smallest scale
             c.set(512 + i, (i == 7 ? 1.0 : 0.25) * 448.0 * 8.0);  // amax exactly 448 * 2^3: scale 8, nothing lost
         }
         const bool rows656 = cache_dtype == FLARE_UINT8;
@@ -389,7 +408,8 @@ void test_append_latent() {
         for (int64_t t = 0; t < tokens; ++t) {
             const unsigned char* row = base + (23 - t) * (rows656 ? 656 : 576 * 2);
             for (int64_t i = 0; i < 576; ++i) {
-                const double want = i < 512 ? read(c.data(), FLARE_FP32, t * 512 + i) : read(rope.data(), FLARE_FP32, t * 64 + i - 512);
+                const double want =
+                    i < 512 ? read(c.data(), FLARE_FP32, t * 512 + i) : read(rope.data(), FLARE_FP32, t * 64 + i - 512);
                 double got;
                 double allowed = std::fabs(want) * 0.004;
                 if (!rows656) {
@@ -408,8 +428,8 @@ void test_append_latent() {
                     allowed = std::max(std::fabs(want) / 16, scale * 0.001);
                     EXPECT(t != 1 || got == want, "exact row: %g, want %g", got, want);
                 }
-                EXPECT(std::fabs(got - want) <= allowed, "token %lld channel %lld: %g, want %g", static_cast<long long>(t),
-                       static_cast<long long>(i), got, want);
+                EXPECT(std::fabs(got - want) <= allowed, "token %lld channel %lld: %g, want %g",
+                       static_cast<long long>(t), static_cast<long long>(i), got, want);
             }
         }
     }

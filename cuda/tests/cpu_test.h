@@ -19,15 +19,15 @@ namespace cpu_test {
 
 inline int g_failures = 0;
 
-#define EXPECT(condition, ...)                                            \
-    do {                                                                  \
-        if (!(condition)) {                                               \
-            if (++cpu_test::g_failures <= 20) {                           \
+#define EXPECT(condition, ...)                                              \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            if (++cpu_test::g_failures <= 20) {                             \
                 std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-                std::printf(__VA_ARGS__);                                 \
-                std::printf("\n");                                        \
-            }                                                             \
-        }                                                                 \
+                std::printf(__VA_ARGS__);                                   \
+                std::printf("\n");                                          \
+            }                                                               \
+        }                                                                   \
     } while (0)
 
 inline std::string last_error() {
@@ -100,7 +100,9 @@ inline double read(const void* data, int32_t dtype, int64_t i) {
     }
     uint16_t half = 0;
     std::memcpy(&half, at, static_cast<size_t>(bytes_of(dtype)));
-    return dtype == FLARE_FP16 ? decode(half, 5, 10) : dtype == FLARE_BF16 ? decode(half, 8, 7) : decode(half & 0xff, 4, 3);
+    return dtype == FLARE_FP16   ? decode(half, 5, 10)
+           : dtype == FLARE_BF16 ? decode(half, 8, 7)
+                                 : decode(half & 0xff, 4, 3);
 }
 
 // A value near `value` in the storage type: truncated towards zero in its mantissa, which is as good as any for inputs.
@@ -133,7 +135,8 @@ inline void write(void* data, int32_t dtype, int64_t i, double value) {
 class Data {
   public:
     Data() = default;
-    Data(int32_t dtype, int64_t count) : dtype_(dtype), count_(count), bytes_(static_cast<size_t>(count * bytes_of(dtype)) + 64) {
+    Data(int32_t dtype, int64_t count)
+        : dtype_(dtype), count_(count), bytes_(static_cast<size_t>(count * bytes_of(dtype)) + 64) {
         std::memset(bytes_.data(), 0xff, bytes_.size());
     }
     char* data() { return bytes_.data() + (64 - reinterpret_cast<uintptr_t>(bytes_.data()) % 64) % 64; }
@@ -155,9 +158,11 @@ class Data {
 class Indices {
   public:
     Indices() = default;
-    Indices(int32_t dtype, const std::vector<int64_t>& values) : wide_(values), narrow_(values.begin(), values.end()), dtype_(dtype) {}
+    Indices(int32_t dtype, const std::vector<int64_t>& values)
+        : wide_(values), narrow_(values.begin(), values.end()), dtype_(dtype) {}
     const void* data() const {
-        return dtype_ == FLARE_INT64 ? static_cast<const void*>(wide_.data()) : static_cast<const void*>(narrow_.data());
+        return dtype_ == FLARE_INT64 ? static_cast<const void*>(wide_.data())
+                                     : static_cast<const void*>(narrow_.data());
     }
 
   private:
@@ -170,16 +175,16 @@ class Indices {
 class Output {
   public:
     Output() = default;
-    Output(int32_t dtype, int64_t count) : dtype_(dtype), data_(dtype, count), written_(static_cast<size_t>(count)) { poison(); }
+    Output(int32_t dtype, int64_t count) : dtype_(dtype), data_(dtype, count), written_(static_cast<size_t>(count)) {
+        poison();
+    }
     char* data() { return data_.data(); }
     void poison() { std::memset(data(), 0xa5, static_cast<size_t>(data_.count() * bytes_of(dtype_))); }
     void expect(int64_t i, double value) {
         written_[static_cast<size_t>(i)] = true;
         expected_.push_back({i, value});
     }
-    std::vector<char> snapshot() {
-        return std::vector<char>(data(), data() + data_.count() * bytes_of(dtype_));
-    }
+    std::vector<char> snapshot() { return std::vector<char>(data(), data() + data_.count() * bytes_of(dtype_)); }
 
     // Relative error over the whole tensor; NaN and infinities must stand where they are expected.
     void check_relative(double bound, const char* what) {

@@ -41,12 +41,14 @@ AttentionPlan make_plan(const flare_attention_params& p) {
 int32_t check_indices(const flare_attention_params& p) {
     const int32_t type = p.index_dtype;
     if (p.cu_seqlens_q != nullptr) {
-        if (const int32_t status = check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
             return status;
         }
     }
     if (p.cu_seqlens_k != nullptr) {
-        if (const int32_t status = check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
             return status;
         }
     }
@@ -69,8 +71,8 @@ int32_t check_indices(const flare_attention_params& p) {
         if (sq == 0) {
             continue;
         }
-        // Pages left of the first row's window are never looked at: they may have been freed. The last row sees the last
-        // key whatever the window (window_right >= 0).
+        // Pages left of the first row's window are never looked at: they may have been freed. The last row sees the
+        // last key whatever the window (window_right >= 0).
         const int64_t low = p.window_left < 0 || sk - sq < p.window_left ? 0 : sk - sq - p.window_left;
         if (const int32_t status =
                 check_pages(p.block_table, type, b, p.block_table_stride_b, p.page_size, p.num_pages, low, sk)) {
@@ -142,7 +144,8 @@ int32_t attention_forward(const flare_attention_params& params) {
         char* workspace = static_cast<char*>(params.workspace);
         plan.partials.out = reinterpret_cast<float*>(workspace);
         plan.partials.lse = reinterpret_cast<float*>(
-            workspace + float_bytes(plan.partials.splits * params.batch * plan.partials.rows * params.heads_q, params.head_dim_v));
+            workspace +
+            float_bytes(plan.partials.splits * params.batch * plan.partials.rows * params.heads_q, params.head_dim_v));
     }
     const Kernels& kernels = active_kernels();
     auto body = [&](int64_t item, void* scratch) { kernels.attention_item(plan, item, scratch); };

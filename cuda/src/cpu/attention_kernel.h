@@ -71,8 +71,8 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
 
     const int64_t bytes = element_bytes(p.dtype);
     const bool packed_q = p.cu_seqlens_q != nullptr;
-    const char* q_base = static_cast<const char*>(p.q) +
-                         (packed_q ? q_span.begin * p.q_stride_s : b * p.q_stride_b) * bytes;
+    const char* q_base =
+        static_cast<const char*>(p.q) + (packed_q ? q_span.begin * p.q_stride_s : b * p.q_stride_b) * bytes;
     const float score_scale = p.scale * descale(p.q_descale, p, b, kv_head) * descale(p.k_descale, p, b, kv_head);
     queries.set_queries(rows, score_scale < 0.0f, [&](int64_t row, float* dst) {
         const int64_t token = (row0 + row) / group;
@@ -94,7 +94,8 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
         const int64_t position = (row0 + row) / group + offset;
         const int64_t head = kv_head * group + (row0 + row) % group;
         const int64_t row_low = p.window_left < 0 ? 0 : max64(0, position - p.window_left);
-        const int64_t row_high = p.window_right < 0 ? k_span.length : min64(k_span.length, position + p.window_right + 1);
+        const int64_t row_high =
+            p.window_right < 0 ? k_span.length : min64(k_span.length, position + p.window_right + 1);
         const float slope = rule.has_alibi ? p.alibi_slopes[b * p.alibi_stride_b + head] : 0.0f;
         queries.set_row(row, row_low, row_high, position, slope);
         if (row_low < row_high) {
@@ -152,8 +153,7 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
             const int64_t token = (row0 + row) / group;
             const int64_t head = kv_head * group + (row0 + row) % group;
             if (splits > 1) {
-                const int64_t slot =
-                    (split * p.batch * plan.partials.rows + first_partial + token) * p.heads_q + head;
+                const int64_t slot = (split * p.batch * plan.partials.rows + first_partial + token) * p.heads_q + head;
                 store_row(values, FLARE_FP32, scratch.d_v, plan.partials.out + slot * scratch.d_v);
                 plan.partials.lse[slot] = lse;
                 return;
@@ -166,7 +166,7 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
         });
 }
 
-// ---- merge of partial results ----------------------------------------------------------------------------------------
+// ---- merge of partial results ---------------------------------------------------------------------------------------
 
 inline size_t merge_scratch(const MergePlan& plan) {
     Carver carver(nullptr);
@@ -187,8 +187,8 @@ inline void merge_item(const MergePlan& plan, int64_t item, void* scratch_memory
     for (int64_t token = first; token < min64(first + kTokensPerItem, span.length); ++token) {
         const int64_t row = span.begin + token;
         for (int64_t head = 0; head < plan.heads; ++head) {
-            const float* lse = plan.partial_lse + b * plan.lse_stride_b + token * plan.lse_stride_s +
-                               head * plan.lse_stride_h;
+            const float* lse =
+                plan.partial_lse + b * plan.lse_stride_b + token * plan.lse_stride_s + head * plan.lse_stride_h;
             const double sink = plan.sink != nullptr ? static_cast<double>(plan.sink[head]) : -HUGE_VAL;
             double top = sink;
             for (int64_t i = 0; i < plan.num_partials; ++i) {
@@ -203,8 +203,9 @@ inline void merge_item(const MergePlan& plan, int64_t item, void* scratch_memory
             for (int64_t d = 0; d < plan.head_dim; ++d) {
                 sum[d] = 0.0f;
             }
-            const char* out = plan.partial_out + (b * plan.out_stride_b + token * plan.out_stride_s +
-                                                  head * plan.out_stride_h) * element_bytes(plan.dtype);
+            const char* out =
+                plan.partial_out + (b * plan.out_stride_b + token * plan.out_stride_s + head * plan.out_stride_h) *
+                                       element_bytes(plan.dtype);
             for (int64_t i = 0; i < plan.num_partials; ++i) {
                 const double value = lse[i * plan.lse_stride_p];
                 if (value == -HUGE_VAL) {
@@ -216,9 +217,11 @@ inline void merge_item(const MergePlan& plan, int64_t item, void* scratch_memory
                     sum[d] += weight * part[d];
                 }
             }
-            store_row(sum, plan.out_dtype, plan.head_dim,
-                      plan.out + ((packed ? row * plan.dst_stride_s : b * plan.dst_stride_b + token * plan.dst_stride_s) +
-                                  head * plan.dst_stride_h) * element_bytes(plan.out_dtype));
+            store_row(
+                sum, plan.out_dtype, plan.head_dim,
+                plan.out + ((packed ? row * plan.dst_stride_s : b * plan.dst_stride_b + token * plan.dst_stride_s) +
+                            head * plan.dst_stride_h) *
+                               element_bytes(plan.out_dtype));
             if (plan.lse != nullptr) {
                 const double merged = total == 0.0 ? -HUGE_VAL : top + log(total);
                 plan.lse[(packed ? row : b * plan.dst_lse_stride_b + token) + head * plan.dst_lse_stride_h] =

@@ -128,8 +128,10 @@ int32_t cache_append(const flare_cache_append_params& params) {
     for (int64_t token = 0; token < params.num_tokens; ++token) {
         const int64_t slot = read_index(params.slots, params.index_dtype, token);
         if (slot >= num_slots) {
-            return fail(FLARE_ERROR_INDEX, "slots[%lld] is %lld, allowed are 0..%lld (num_pages * page_size - 1), or negative to skip",
-                        static_cast<long long>(token), static_cast<long long>(slot), static_cast<long long>(num_slots - 1));
+            return fail(FLARE_ERROR_INDEX,
+                        "slots[%lld] is %lld, allowed are 0..%lld (num_pages * page_size - 1), or negative to skip",
+                        static_cast<long long>(token), static_cast<long long>(slot),
+                        static_cast<long long>(num_slots - 1));
         }
         if (slot < 0 || params.rotary_cos == nullptr) {
             continue;
@@ -145,16 +147,18 @@ int32_t cache_append(const flare_cache_append_params& params) {
     auto body = [&](int64_t item, void* scratch) {
         Appender appender(params, kernels, static_cast<float*>(scratch));
         const int64_t end = (item + 1) * kTokensPerItem;
-        for (int64_t token = item * kTokensPerItem; token < (end < params.num_tokens ? end : params.num_tokens); ++token) {
+        for (int64_t token = item * kTokensPerItem; token < (end < params.num_tokens ? end : params.num_tokens);
+             ++token) {
             appender.append(token);
         }
     };
     const double work = 8.0 * static_cast<double>(params.num_tokens * params.heads) *
                         static_cast<double>(params.head_dim_k + params.head_dim_v);
-    // Two tokens that name the same slot: the later one wins only on one thread, so such calls must not be made; rows of
-    // different slots never meet.
+    // Two tokens that name the same slot: the later one wins only on one thread, so such calls must not be made; rows
+    // of different slots never meet.
     try {
-        parallel_for((params.num_tokens + kTokensPerItem - 1) / kTokensPerItem, choose_threads(params.num_threads, work),
+        parallel_for((params.num_tokens + kTokensPerItem - 1) / kTokensPerItem,
+                     choose_threads(params.num_threads, work),
                      static_cast<size_t>(params.head_dim_k + params.head_dim_v) * sizeof(float), body);
     } catch (const std::bad_alloc&) {
         return fail(FLARE_ERROR_MEMORY, "cache_append: no memory for a thread's scratch");

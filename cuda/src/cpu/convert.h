@@ -1,5 +1,5 @@
-// Scalar conversions between fp32 and the storage types. Rounding is to nearest even; a NaN stays a NaN with its sign and
-// becomes quiet; e4m3 saturates at +-448 (infinities too), since it has no infinity.
+// Scalar conversions between fp32 and the storage types. Rounding is to nearest even; a NaN stays a NaN with its sign
+// and becomes quiet; e4m3 saturates at +-448 (infinities too), since it has no infinity.
 //
 // Everything here is `static`: this header is compiled into translation units with different instruction sets, and a
 // shared inline symbol could carry AVX-512 code into the generic path.

@@ -2,11 +2,11 @@
 //
 //     C[m, n] (=, +=, or C * scale[n] +)  A[m, k] B[k, n]
 //
-// Columns are vectorised: B is a row-major panel of up to kPanel columns, C the same; A is broadcast element by element,
-// so it needs no packing and comes in either orientation. A register tile holds rows_of(vecs) x vecs accumulators:
-// AVX-512 6 x 64, 8 x 48, 12 x 32 or 12 x 16 floats (24 accumulators, up to 4 columns of B and a broadcast in 32
-// registers). Each C element is a sum in k order that starts from zero, whatever m and n: results do not depend on how a
-// caller tiles rows or columns.
+// Columns are vectorised: B is a row-major panel of up to kPanel columns, C the same; A is broadcast element by
+// element, so it needs no packing and comes in either orientation. A register tile holds rows_of(vecs) x vecs
+// accumulators: AVX-512 6 x 64, 8 x 48, 12 x 32 or 12 x 16 floats (24 accumulators, up to 4 columns of B and a
+// broadcast in 32 registers). Each C element is a sum in k order that starts from zero, whatever m and n: results do
+// not depend on how a caller tiles rows or columns.
 #pragma once
 
 #include "simd.h"
@@ -76,8 +76,8 @@ FLARE_INLINE void gemm_tile(int64_t k, const float* a, int64_t a_stride, const f
 
 // The last m < rows_of(kVecs) rows.
 template <int kRows, int kVecs, Orientation kOrientation>
-inline void gemm_tail(int64_t m, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-                      int64_t c_stride, Update update, const float* scale) {
+inline void gemm_tail(int64_t m, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                      float* c, int64_t c_stride, Update update, const float* scale) {
     if constexpr (kRows > 0) {
         if (m == kRows) {
             gemm_tile<kRows, kVecs, kOrientation>(k, a, a_stride, b, b_stride, c, c_stride, update, scale);

@@ -1,6 +1,6 @@
 // What the operations' planning code (attention.cpp, mla.cpp, ...) and the per-instruction-set kernels agree on: plain
-// plans, and one table of functions for each instruction set. A kernel function computes one item of a plan, that is the
-// body of a parallel_for; scratch sizes come from the same code that carves the scratch.
+// plans, and one table of functions for each instruction set. A kernel function computes one item of a plan, that is
+// the body of a parallel_for; scratch sizes come from the same code that carves the scratch.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace flare::cpu {
 
-// Partial results of key splits: out [splits][batch][rows][heads][d] fp32, normalised; lse [splits][batch][rows][heads].
+// Partial results of key splits: out [splits][batch][rows][heads][d] fp32, normalised; lse
+// [splits][batch][rows][heads].
 struct Partials {
     int64_t splits;  // 1: not split, nothing stored here
     int64_t rows;    // of the longest sequence
@@ -129,22 +130,25 @@ const Kernels& active_kernels();
 
 // When and how far the keys of a row tile are split over threads.
 struct SplitRule {
-    int32_t requested;    // num_splits: 0 = automatic
-    bool deterministic;   // automatic means none then
-    int64_t largest_rows; // automatic: sequences with more query rows than this aren't split; their tiles keep threads busy
-    int64_t tile_rows;    // rows of a tile in such a sequence
+    int32_t requested;     // num_splits: 0 = automatic
+    bool deterministic;    // automatic means none then
+    int64_t largest_rows;  // automatic: sequences with more query rows than this aren't split; their tiles keep threads
+                           // busy
+    int64_t tile_rows;     // rows of a tile in such a sequence
 
     // Depends on sizes only, never on the thread count. `items` is row tiles, `rows` those of one sequence.
     int64_t splits(int64_t items, int64_t rows, int64_t max_keys) const;
 
-    // Partial rows to make room for, given maxima: splits() times the rows, or more, so that it never falls when a size grows.
+    // Partial rows to make room for, given maxima: splits() times the rows, or more, so that it never falls when a size
+    // grows.
     int64_t partial_rows(int64_t total_rows, int64_t max_keys) const;
 };
 
 // Runs all items of a merge. Throws std::bad_alloc.
 void run_merge(const MergePlan& plan, int32_t num_threads);
 
-// Bytes of rows * width floats, rounded up to 256; UINT64_MAX / 8, more than anybody can give, where that would overflow.
+// Bytes of rows * width floats, rounded up to 256; UINT64_MAX / 8, more than anybody can give, where that would
+// overflow.
 uint64_t float_bytes(int64_t rows, int64_t width);
 
 // Threads for a job of about this many multiply-adds: 1 if it isn't worth waking the pool.

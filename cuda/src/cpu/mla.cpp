@@ -20,8 +20,8 @@ int64_t longest_q(const Params& p) {
     return p.cu_seqlens_q != nullptr && p.total_q < p.seqlen_q ? p.total_q : p.seqlen_q;
 }
 
-// Row tiles are as tall as they may be: each tile up-projects all of its keys, 2 d_c (d_nope + d_v) operations per key, and
-// the taller the tile the more rows share them. 4 MiB of Q and O at most; Q and O stream once per key tile.
+// Row tiles are as tall as they may be: each tile up-projects all of its keys, 2 d_c (d_nope + d_v) operations per key,
+// and the taller the tile the more rows share them. 4 MiB of Q and O at most; Q and O stream once per key tile.
 MlaPrefillPlan make_plan(const flare_mla_prefill_params& p) {
     constexpr int64_t kTileBytes = 4 << 20;
     constexpr int64_t kTallest = 2048;
@@ -60,7 +60,8 @@ MlaDecodePlan make_plan(const flare_mla_decode_params& p) {
     return plan;
 }
 
-// The pieces of the decode workspace: absorbed queries, latent outputs, partial outputs, partial lse; each only where needed.
+// The pieces of the decode workspace: absorbed queries, latent outputs, partial outputs, partial lse; each only where
+// needed.
 struct DecodeWorkspace {
     explicit DecodeWorkspace(const MlaDecodePlan& plan) {
         const flare_mla_decode_params& p = *plan.params;
@@ -81,12 +82,14 @@ struct DecodeWorkspace {
 int32_t check_indices(const flare_mla_prefill_params& p) {
     const int32_t type = p.index_dtype;
     if (p.cu_seqlens_q != nullptr) {
-        if (const int32_t status = check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
             return status;
         }
     }
     if (p.cu_seqlens_k != nullptr) {
-        if (const int32_t status = check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
             return status;
         }
     }
@@ -115,7 +118,8 @@ int32_t check_indices(const flare_mla_prefill_params& p) {
 int32_t check_indices(const flare_mla_decode_params& p) {
     const int32_t type = p.index_dtype;
     if (p.cu_seqlens_q != nullptr) {
-        if (const int32_t status = check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
             return status;
         }
     }
@@ -209,8 +213,8 @@ HeadProductPlan unabsorb_plan(const flare_mla_decode_params& p, float* out_laten
 void run_product(const HeadProductPlan& product, int32_t num_threads) {
     const Kernels& kernels = active_kernels();
     auto body = [&](int64_t item, void* scratch) { kernels.head_product_item(product, item, scratch); };
-    const double work =
-        static_cast<double>(product.heads * product.k * product.n) * static_cast<double>(product.row_end - product.row_begin + 8);
+    const double work = static_cast<double>(product.heads * product.k * product.n) *
+                        static_cast<double>(product.row_end - product.row_begin + 8);
     parallel_for(product.heads * divide_up(product.n, kernels.panel), choose_threads(num_threads, work),
                  kernels.head_product_scratch(product), body);
 }
@@ -272,10 +276,10 @@ int32_t mla_prefill(const flare_mla_prefill_params& params) {
     const double rows = params.cu_seqlens_q != nullptr ? static_cast<double>(params.total_q)
                                                        : static_cast<double>(params.batch * params.seqlen_q);
     const double keys = static_cast<double>(params.seqlen_k);
-    const double work = static_cast<double>(params.heads) *
-                        (rows * (keys + 16.0) * static_cast<double>(params.d_nope + params.d_rope + params.d_v) +
-                         static_cast<double>(params.batch) * keys *
-                             static_cast<double>(params.d_c * (params.d_nope + params.d_v)));
+    const double work =
+        static_cast<double>(params.heads) *
+        (rows * (keys + 16.0) * static_cast<double>(params.d_nope + params.d_rope + params.d_v) +
+         static_cast<double>(params.batch) * keys * static_cast<double>(params.d_c * (params.d_nope + params.d_v)));
     try {
         parallel_for(plan.num_tiles * params.batch * params.heads, choose_threads(params.num_threads, work),
                      kernels.mla_prefill_scratch(plan), body);
@@ -287,8 +291,8 @@ int32_t mla_prefill(const flare_mla_prefill_params& params) {
 
 uint64_t mla_decode_workspace(const flare_mla_decode_params& params) {
     const DecodeWorkspace sizes(make_plan(params));
-    const int64_t rows = split_rule(params).partial_rows(
-        params.batch * longest_q(params) * params.heads, params.indices != nullptr ? params.topk : params.seqlen_k);
+    const int64_t rows = split_rule(params).partial_rows(params.batch * longest_q(params) * params.heads,
+                                                         params.indices != nullptr ? params.topk : params.seqlen_k);
     return sizes.q_latent + sizes.out_latent + float_bytes(rows, params.d_c) + float_bytes(rows, 1);
 }
 

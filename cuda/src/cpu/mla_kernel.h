@@ -1,5 +1,5 @@
-// Multi-head latent attention, one item each: up-projecting prefill, absorbed decode, and the per-head products with W_uk
-// and W_uv that decode can do for the caller.
+// Multi-head latent attention, one item each: up-projecting prefill, absorbed decode, and the per-head products with
+// W_uk and W_uv that decode can do for the caller.
 #pragma once
 
 #include "attention_kernel.h"
@@ -18,8 +18,9 @@ inline void load_latent656(const char* row, float* dst) {
     load_row(row + 528, FLARE_BF16, 64, dst + 512);
 }
 
-// Columns [first, first + columns) of B [k][n] as a panel [k][width]; the columns up to `width` become 0. B's stored rows
-// are k, or with `transposed` its columns n. staging: kLanes * (k rounded up) floats. The panel has room for k rounded up.
+// Columns [first, first + columns) of B [k][n] as a panel [k][width]; the columns up to `width` become 0. B's stored
+// rows are k, or with `transposed` its columns n. staging: kLanes * (k rounded up) floats. The panel has room for k
+// rounded up.
 inline void pack_columns(const char* b, int32_t dtype, int64_t stride_r, bool transposed, int64_t k, int64_t first,
                          int64_t columns, int64_t width, float* staging, float* panel) {
     const int64_t bytes = element_bytes(dtype);
@@ -77,7 +78,7 @@ struct PackedWeight {
     float* data;
 };
 
-// ---- prefill: K = c W_uk[h] and V = c W_uv[h] exist for one key tile at a time -----------------------------------------
+// ---- prefill: K = c W_uk[h] and V = c W_uv[h] exist for one key tile at a time --------------------------------------
 
 struct MlaPrefillScratch {
     MlaPrefillScratch(Carver& carver, const MlaPrefillPlan& plan)
@@ -224,7 +225,7 @@ inline void mla_prefill_item(const MlaPrefillPlan& plan, int64_t item, void* scr
         });
 }
 
-// ---- decode: all heads share the latent row as key, and its first d_c channels as value --------------------------------
+// ---- decode: all heads share the latent row as key, and its first d_c channels as value -----------------------------
 
 struct MlaDecodeScratch {
     MlaDecodeScratch(Carver& carver, const MlaDecodePlan& plan)
@@ -282,10 +283,10 @@ inline void mla_decode_item(const MlaDecodePlan& plan, int64_t item, void* scrat
     queries.set_queries(rows, p.scale < 0.0f, [&](int64_t row, float* dst) {
         const int64_t token = token_of(row);
         const int64_t head = head_of(row);
-        const char* q = static_cast<const char*>(p.q) +
-                        (q_begin + token * p.q_stride_s + head * p.q_stride_h) * bytes;
+        const char* q = static_cast<const char*>(p.q) + (q_begin + token * p.q_stride_s + head * p.q_stride_h) * bytes;
         if (plan.q_latent != nullptr) {
-            load_row(plan.q_latent + ((first_row + token) * p.heads + head) * scratch.d_c, FLARE_FP32, scratch.d_c, dst);
+            load_row(plan.q_latent + ((first_row + token) * p.heads + head) * scratch.d_c, FLARE_FP32, scratch.d_c,
+                     dst);
         } else {
             load_row(q, p.dtype, p.q_rope != nullptr ? scratch.d_c : scratch.d_k, dst);
         }
@@ -365,8 +366,7 @@ inline void mla_decode_item(const MlaDecodePlan& plan, int64_t item, void* scrat
     const int64_t out_begin = packed_q ? q_span.begin * p.out_stride_s : b * p.out_stride_b;
     float* lse_base = p.lse == nullptr ? nullptr : p.lse + (packed_q ? q_span.begin : b * p.lse_stride_b);
     queries.finish(
-        1.0f,
-        [&](int64_t row) { return p.sink != nullptr && splits == 1 ? p.sink[head_of(row)] : -kInfinity; },
+        1.0f, [&](int64_t row) { return p.sink != nullptr && splits == 1 ? p.sink[head_of(row)] : -kInfinity; },
         [&](int64_t row, const float* values, float lse) {
             const int64_t token = token_of(row);
             const int64_t head = head_of(row);
@@ -390,7 +390,7 @@ inline void mla_decode_item(const MlaDecodePlan& plan, int64_t item, void* scrat
         });
 }
 
-// ---- c[row, h] = a[row, h] B[h] -----------------------------------------------------------------------------------------
+// ---- c[row, h] = a[row, h] B[h] -------------------------------------------------------------------------------------
 
 constexpr int64_t kProductRows = 48;
 

@@ -8,12 +8,12 @@
 //     o  [d_v][panel]      = o * 2^(c (m_old - m)) + V^T p: V is broadcast
 //
 // No packing of K or V, no horizontal operation in the softmax, and the rescaling of o rides on the product's epilogue.
-// exp(scale (s - m)) is 2^(c (s - m)) with c = scale log2(e): the difference first, so that scores of any size lose nothing
-// but what their own fp32 rounding lost. For each key tile, o's new terms are summed from zero and then added,
+// exp(scale (s - m)) is 2^(c (s - m)) with c = scale log2(e): the difference first, so that scores of any size lose
+// nothing but what their own fp32 rounding lost. For each key tile, o's new terms are summed from zero and then added,
 // which keeps the rounding error of long sequences down (it grows with the square roots of tile and tile count).
 //
-// Bits of a row's result depend on the key tile boundaries alone (and on whether the tile has few rows), not on the tile or
-// panel that the row is in: skipped blocks would have added exact zeros.
+// Bits of a row's result depend on the key tile boundaries alone (and on whether the tile has few rows), not on the
+// tile or panel that the row is in: skipped blocks would have added exact zeros.
 #pragma once
 
 #include "gemm.h"
@@ -32,20 +32,20 @@ struct ScoreRule {
     float softcap_scale;  // scale / softcap
     bool has_alibi;
 
-    // Whether scores are turned into logits before the softmax. Else the factor c is left to the exponential; a scale of
-    // zero can't be, as masked scores are -inf.
+    // Whether scores are turned into logits before the softmax. Else the factor c is left to the exponential; a scale
+    // of zero can't be, as masked scores are -inf.
     bool transforms() const { return softcap_log2 != 0.0f || has_alibi || scale_log2 == 0.0f; }
     float exponent_scale() const { return transforms() ? 1.0f : scale_log2; }
 };
 
 struct KeyTile {
-    int64_t first;          // position of the first key in the sequence
-    int64_t count;          // keys
-    const float* k;         // [count][k_stride]
+    int64_t first;   // position of the first key in the sequence
+    int64_t count;   // keys
+    const float* k;  // [count][k_stride]
     int64_t k_stride;
-    const float* v;         // [count][v_stride]
+    const float* v;  // [count][v_stride]
     int64_t v_stride;
-    const float* v_clean;   // v with its non-finite rows zeroed, or v itself if there are none
+    const float* v_clean;  // v with its non-finite rows zeroed, or v itself if there are none
     int64_t v_clean_stride;
     const uint8_t* is_nonfinite;  // [count], or nullptr if no row of v is
 };
@@ -99,8 +99,7 @@ inline void transform_scores(float* s, int64_t count, const ScoreRule& rule, con
                 const Vec distance = vabs(vsub(vload(position + v * kLanes), key));
                 x = vfnma(vload(slope_log2 + v * kLanes), distance, x);
             }
-            const Mask visible =
-                mask_and(vle(vload(low + v * kLanes), key), vlt(key, vload(high + v * kLanes)));
+            const Mask visible = mask_and(vle(vload(low + v * kLanes), key), vlt(key, vload(high + v * kLanes)));
             vstore(s + j * kWidth + v * kLanes, vselect(visible, x, vset(-kInfinity)));
         }
     }
@@ -148,10 +147,10 @@ inline void softmax_update(float* s, int64_t count, float c, float* m, float* l,
     }
 }
 
-// ---- few rows: one query of a head or of a small group ------------------------------------------------------------------
+// ---- few rows: one query of a head or of a small group --------------------------------------------------------------
 //
-// Most lanes of a panel would idle. Up to kFewRows rows, the products run along the head dimension instead, with the same
-// layout of s and o.
+// Most lanes of a panel would idle. Up to kFewRows rows, the products run along the head dimension instead, with the
+// same layout of s and o.
 
 constexpr int64_t kFewRows = kLanes / 2;
 
@@ -372,7 +371,8 @@ class QueryTile {
             for (int64_t r = 0; r < kLanes; ++r) {
                 factor[r] = 0.0f;
                 if (r < count) {
-                    normaliser(static_cast<double>(m_[row + r]) * c_, l_[row + r], sink(row + r), v_scale, factor + r, lse + r);
+                    normaliser(static_cast<double>(m_[row + r]) * c_, l_[row + r], sink(row + r), v_scale, factor + r,
+                               lse + r);
                 }
             }
             const int64_t panel = row / kPanel;
@@ -537,18 +537,18 @@ class QueryTile {
     int64_t d_qk_padded_;
     int64_t d_v_padded_;
     int64_t rows_ = 0;
-    float c_ = 1.0f;    // of the rule in use
+    float c_ = 1.0f;  // of the rule in use
     int64_t max_keys_;
-    float* q_;          // [panel][d_qk padded][panel rows]; few rows: [row][d_qk padded]
-    float* o_;          // [panel][d_v padded][panel rows]
-    float* m_;          // running maximum of what the softmax sees: scores, or logits where the rule transforms
-    float* l_;          // running sum
+    float* q_;  // [panel][d_qk padded][panel rows]; few rows: [row][d_qk padded]
+    float* o_;  // [panel][d_v padded][panel rows]
+    float* m_;  // running maximum of what the softmax sees: scores, or logits where the rule transforms
+    float* l_;  // running sum
     float* slope_log2_;
     int64_t* low_;
     int64_t* high_;
     int64_t* position_;
-    float* s_;          // [keys][panel rows]
-    float* staging_;    // [kLanes][d padded], rows on their way in or out
+    float* s_;        // [keys][panel rows]
+    float* staging_;  // [kLanes][d padded], rows on their way in or out
 };
 
 }  // namespace flare::cpu::FLARE_CPU_NAMESPACE

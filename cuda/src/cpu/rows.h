@@ -153,7 +153,8 @@ FLARE_INLINE void transpose_vectors(Vec v[kLanes]) {
     }
 }
 
-// dst[c][r] = src[r][c] for kLanes rows and `columns` columns, a multiple of kLanes. scale [columns] multiplies, if given.
+// dst[c][r] = src[r][c] for kLanes rows and `columns` columns, a multiple of kLanes. scale [columns] multiplies, if
+// given.
 inline void transpose_rows(const float* src, int64_t src_stride, int64_t columns, const float* scale, float* dst,
                            int64_t dst_stride) {
     for (int64_t column = 0; column < columns; column += kLanes) {

@@ -2,8 +2,8 @@
 // for plain C++, before it includes this, and puts its code into namespace flare::cpu::FLARE_CPU_NAMESPACE.
 //
 // Everything lives in that namespace and is forced inline, and no inline function of the standard library is used in
-// kernel files: the linker may merge equal inline symbols of different translation units, and must never be able to pick
-// an AVX-512 body for the generic path.
+// kernel files: the linker may merge equal inline symbols of different translation units, and must never be able to
+// pick an AVX-512 body for the generic path.
 #pragma once
 
 #include <cmath>
@@ -39,31 +39,79 @@ using Mask = __mmask16;
 constexpr int kLanes = 16;
 constexpr int kMaxVecs = 4;  // vectors in a row of a register tile: see gemm.h
 
-FLARE_INLINE Vec vset(float x) { return _mm512_set1_ps(x); }
-FLARE_INLINE Vec vload(const float* p) { return _mm512_loadu_ps(p); }
-FLARE_INLINE void vstore(float* p, Vec v) { _mm512_storeu_ps(p, v); }
-FLARE_INLINE Mask lane_mask(int n) { return static_cast<Mask>((1u << n) - 1u); }  // 0 <= n <= 16
-FLARE_INLINE Vec vload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(lane_mask(n), p); }
-FLARE_INLINE void vstore_n(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, lane_mask(n), v); }
-FLARE_INLINE Vec vadd(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-FLARE_INLINE Vec vsub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
-FLARE_INLINE Vec vmul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-FLARE_INLINE Vec vdiv(Vec a, Vec b) { return _mm512_div_ps(a, b); }
-FLARE_INLINE Vec vfma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
-FLARE_INLINE Vec vfnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
-FLARE_INLINE Vec vmax(Vec a, Vec b) { return _mm512_max_ps(a, b); }                // b if either is NaN
-FLARE_INLINE Vec vmin(Vec a, Vec b) { return _mm512_min_ps(a, b); }                // b if either is NaN
-FLARE_INLINE Vec vabs(Vec a) { return _mm512_abs_ps(a); }
-FLARE_INLINE Vec vround(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-FLARE_INLINE Mask vlt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-FLARE_INLINE Mask vle(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
-FLARE_INLINE Mask veq(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
-FLARE_INLINE Mask mask_and(Mask a, Mask b) { return static_cast<Mask>(a & b); }
-FLARE_INLINE Vec vselect(Mask m, Vec if_true, Vec if_false) { return _mm512_mask_blend_ps(m, if_false, if_true); }
-FLARE_INLINE float vreduce_add(Vec a) { return _mm512_reduce_add_ps(a); }
-FLARE_INLINE float vreduce_max(Vec a) { return _mm512_reduce_max_ps(a); }
+FLARE_INLINE Vec vset(float x) {
+    return _mm512_set1_ps(x);
+}
+FLARE_INLINE Vec vload(const float* p) {
+    return _mm512_loadu_ps(p);
+}
+FLARE_INLINE void vstore(float* p, Vec v) {
+    _mm512_storeu_ps(p, v);
+}
+FLARE_INLINE Mask lane_mask(int n) {
+    return static_cast<Mask>((1u << n) - 1u);
+}  // 0 <= n <= 16
+FLARE_INLINE Vec vload_n(const float* p, int n) {
+    return _mm512_maskz_loadu_ps(lane_mask(n), p);
+}
+FLARE_INLINE void vstore_n(float* p, Vec v, int n) {
+    _mm512_mask_storeu_ps(p, lane_mask(n), v);
+}
+FLARE_INLINE Vec vadd(Vec a, Vec b) {
+    return _mm512_add_ps(a, b);
+}
+FLARE_INLINE Vec vsub(Vec a, Vec b) {
+    return _mm512_sub_ps(a, b);
+}
+FLARE_INLINE Vec vmul(Vec a, Vec b) {
+    return _mm512_mul_ps(a, b);
+}
+FLARE_INLINE Vec vdiv(Vec a, Vec b) {
+    return _mm512_div_ps(a, b);
+}
+FLARE_INLINE Vec vfma(Vec a, Vec b, Vec c) {
+    return _mm512_fmadd_ps(a, b, c);
+}  // a * b + c
+FLARE_INLINE Vec vfnma(Vec a, Vec b, Vec c) {
+    return _mm512_fnmadd_ps(a, b, c);
+}  // c - a * b
+FLARE_INLINE Vec vmax(Vec a, Vec b) {
+    return _mm512_max_ps(a, b);
+}  // b if either is NaN
+FLARE_INLINE Vec vmin(Vec a, Vec b) {
+    return _mm512_min_ps(a, b);
+}  // b if either is NaN
+FLARE_INLINE Vec vabs(Vec a) {
+    return _mm512_abs_ps(a);
+}
+FLARE_INLINE Vec vround(Vec a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+FLARE_INLINE Mask vlt(Vec a, Vec b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+FLARE_INLINE Mask vle(Vec a, Vec b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
+}
+FLARE_INLINE Mask veq(Vec a, Vec b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+FLARE_INLINE Mask mask_and(Mask a, Mask b) {
+    return static_cast<Mask>(a & b);
+}
+FLARE_INLINE Vec vselect(Mask m, Vec if_true, Vec if_false) {
+    return _mm512_mask_blend_ps(m, if_false, if_true);
+}
+FLARE_INLINE float vreduce_add(Vec a) {
+    return _mm512_reduce_add_ps(a);
+}
+FLARE_INLINE float vreduce_max(Vec a) {
+    return _mm512_reduce_max_ps(a);
+}
 // a * 2^n for integral n; right down to subnormals and zero.
-FLARE_INLINE Vec vscale_exp2(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
+FLARE_INLINE Vec vscale_exp2(Vec a, Vec n) {
+    return _mm512_scalef_ps(a, n);
+}
 
 FLARE_INLINE Vec vload_bf16(const uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -79,8 +127,7 @@ FLARE_INLINE Vec vload_e4m3(const uint8_t* p) {
     const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)),
                                        _mm512_castsi512_ps(_mm512_set1_epi32(0x7b800000)));
     const __mmask16 is_nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-    const __m512i result =
-        _mm512_mask_mov_epi32(_mm512_castps_si512(value), is_nan, _mm512_set1_epi32(0x7fc00000));
+    const __m512i result = _mm512_mask_mov_epi32(_mm512_castps_si512(value), is_nan, _mm512_set1_epi32(0x7fc00000));
     return _mm512_castsi512_ps(_mm512_or_si512(result, sign));
 }
 FLARE_INLINE void vstore_bf16(uint16_t* p, Vec v) {
@@ -104,30 +151,72 @@ using Mask = __m256;
 constexpr int kLanes = 8;
 constexpr int kMaxVecs = 2;
 
-FLARE_INLINE Vec vset(float x) { return _mm256_set1_ps(x); }
-FLARE_INLINE Vec vload(const float* p) { return _mm256_loadu_ps(p); }
-FLARE_INLINE void vstore(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+FLARE_INLINE Vec vset(float x) {
+    return _mm256_set1_ps(x);
+}
+FLARE_INLINE Vec vload(const float* p) {
+    return _mm256_loadu_ps(p);
+}
+FLARE_INLINE void vstore(float* p, Vec v) {
+    _mm256_storeu_ps(p, v);
+}
 FLARE_INLINE __m256i lane_mask_bits(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-FLARE_INLINE Mask lane_mask(int n) { return _mm256_castsi256_ps(lane_mask_bits(n)); }  // 0 <= n <= 8
-FLARE_INLINE Vec vload_n(const float* p, int n) { return _mm256_maskload_ps(p, lane_mask_bits(n)); }
-FLARE_INLINE void vstore_n(float* p, Vec v, int n) { _mm256_maskstore_ps(p, lane_mask_bits(n), v); }
-FLARE_INLINE Vec vadd(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-FLARE_INLINE Vec vsub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
-FLARE_INLINE Vec vmul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-FLARE_INLINE Vec vdiv(Vec a, Vec b) { return _mm256_div_ps(a, b); }
-FLARE_INLINE Vec vfma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-FLARE_INLINE Vec vfnma(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }
-FLARE_INLINE Vec vmax(Vec a, Vec b) { return _mm256_max_ps(a, b); }
-FLARE_INLINE Vec vmin(Vec a, Vec b) { return _mm256_min_ps(a, b); }
-FLARE_INLINE Vec vabs(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-FLARE_INLINE Vec vround(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-FLARE_INLINE Mask vlt(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
-FLARE_INLINE Mask vle(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
-FLARE_INLINE Mask veq(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
-FLARE_INLINE Mask mask_and(Mask a, Mask b) { return _mm256_and_ps(a, b); }
-FLARE_INLINE Vec vselect(Mask m, Vec if_true, Vec if_false) { return _mm256_blendv_ps(if_false, if_true, m); }
+FLARE_INLINE Mask lane_mask(int n) {
+    return _mm256_castsi256_ps(lane_mask_bits(n));
+}  // 0 <= n <= 8
+FLARE_INLINE Vec vload_n(const float* p, int n) {
+    return _mm256_maskload_ps(p, lane_mask_bits(n));
+}
+FLARE_INLINE void vstore_n(float* p, Vec v, int n) {
+    _mm256_maskstore_ps(p, lane_mask_bits(n), v);
+}
+FLARE_INLINE Vec vadd(Vec a, Vec b) {
+    return _mm256_add_ps(a, b);
+}
+FLARE_INLINE Vec vsub(Vec a, Vec b) {
+    return _mm256_sub_ps(a, b);
+}
+FLARE_INLINE Vec vmul(Vec a, Vec b) {
+    return _mm256_mul_ps(a, b);
+}
+FLARE_INLINE Vec vdiv(Vec a, Vec b) {
+    return _mm256_div_ps(a, b);
+}
+FLARE_INLINE Vec vfma(Vec a, Vec b, Vec c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+FLARE_INLINE Vec vfnma(Vec a, Vec b, Vec c) {
+    return _mm256_fnmadd_ps(a, b, c);
+}
+FLARE_INLINE Vec vmax(Vec a, Vec b) {
+    return _mm256_max_ps(a, b);
+}
+FLARE_INLINE Vec vmin(Vec a, Vec b) {
+    return _mm256_min_ps(a, b);
+}
+FLARE_INLINE Vec vabs(Vec a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+FLARE_INLINE Vec vround(Vec a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+FLARE_INLINE Mask vlt(Vec a, Vec b) {
+    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
+}
+FLARE_INLINE Mask vle(Vec a, Vec b) {
+    return _mm256_cmp_ps(a, b, _CMP_LE_OQ);
+}
+FLARE_INLINE Mask veq(Vec a, Vec b) {
+    return _mm256_cmp_ps(a, b, _CMP_EQ_OQ);
+}
+FLARE_INLINE Mask mask_and(Mask a, Mask b) {
+    return _mm256_and_ps(a, b);
+}
+FLARE_INLINE Vec vselect(Mask m, Vec if_true, Vec if_false) {
+    return _mm256_blendv_ps(if_false, if_true, m);
+}
 FLARE_INLINE float vreduce_add(Vec a) {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -177,8 +266,7 @@ FLARE_INLINE void vstore_bf16(uint16_t* p, Vec v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 FLARE_INLINE void vstore_fp16(uint16_t* p, Vec v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 #else
@@ -189,14 +277,20 @@ typedef int32_t Mask __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kMaxVecs = 2;
 
-FLARE_INLINE Vec vset(float x) { return Vec{x, x, x, x}; }
+FLARE_INLINE Vec vset(float x) {
+    return Vec{x, x, x, x};
+}
 FLARE_INLINE Vec vload(const float* p) {
     Vec v;
     __builtin_memcpy(&v, p, sizeof(v));
     return v;
 }
-FLARE_INLINE void vstore(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
-FLARE_INLINE Mask lane_mask(int n) { return Mask{0, 1, 2, 3} < Mask{n, n, n, n}; }  // 0 <= n <= 4
+FLARE_INLINE void vstore(float* p, Vec v) {
+    __builtin_memcpy(p, &v, sizeof(v));
+}
+FLARE_INLINE Mask lane_mask(int n) {
+    return Mask{0, 1, 2, 3} < Mask{n, n, n, n};
+}  // 0 <= n <= 4
 FLARE_INLINE Vec vload_n(const float* p, int n) {
     Vec v = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < n; ++i) {
@@ -209,26 +303,56 @@ FLARE_INLINE void vstore_n(float* p, Vec v, int n) {
         p[i] = v[i];
     }
 }
-FLARE_INLINE Vec vadd(Vec a, Vec b) { return a + b; }
-FLARE_INLINE Vec vsub(Vec a, Vec b) { return a - b; }
-FLARE_INLINE Vec vmul(Vec a, Vec b) { return a * b; }
-FLARE_INLINE Vec vdiv(Vec a, Vec b) { return a / b; }
-FLARE_INLINE Vec vfma(Vec a, Vec b, Vec c) { return a * b + c; }
-FLARE_INLINE Vec vfnma(Vec a, Vec b, Vec c) { return c - a * b; }
-FLARE_INLINE Vec vmax(Vec a, Vec b) { return a > b ? a : b; }
-FLARE_INLINE Vec vmin(Vec a, Vec b) { return a < b ? a : b; }
-FLARE_INLINE Vec vabs(Vec a) { return (Vec)((Mask)a & Mask{0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff}); }
+FLARE_INLINE Vec vadd(Vec a, Vec b) {
+    return a + b;
+}
+FLARE_INLINE Vec vsub(Vec a, Vec b) {
+    return a - b;
+}
+FLARE_INLINE Vec vmul(Vec a, Vec b) {
+    return a * b;
+}
+FLARE_INLINE Vec vdiv(Vec a, Vec b) {
+    return a / b;
+}
+FLARE_INLINE Vec vfma(Vec a, Vec b, Vec c) {
+    return a * b + c;
+}
+FLARE_INLINE Vec vfnma(Vec a, Vec b, Vec c) {
+    return c - a * b;
+}
+FLARE_INLINE Vec vmax(Vec a, Vec b) {
+    return a > b ? a : b;
+}
+FLARE_INLINE Vec vmin(Vec a, Vec b) {
+    return a < b ? a : b;
+}
+FLARE_INLINE Vec vabs(Vec a) {
+    return (Vec)((Mask)a & Mask{0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff});
+}
 // To nearest even for |a| < 2^22, which is all that vexp2 needs.
 FLARE_INLINE Vec vround(Vec a) {
     const Vec magic = vset(12582912.0f);  // 1.5 * 2^23
     return (a + magic) - magic;
 }
-FLARE_INLINE Mask vlt(Vec a, Vec b) { return a < b; }
-FLARE_INLINE Mask vle(Vec a, Vec b) { return a <= b; }
-FLARE_INLINE Mask veq(Vec a, Vec b) { return a == b; }
-FLARE_INLINE Mask mask_and(Mask a, Mask b) { return a & b; }
-FLARE_INLINE Vec vselect(Mask m, Vec if_true, Vec if_false) { return m ? if_true : if_false; }
-FLARE_INLINE float vreduce_add(Vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+FLARE_INLINE Mask vlt(Vec a, Vec b) {
+    return a < b;
+}
+FLARE_INLINE Mask vle(Vec a, Vec b) {
+    return a <= b;
+}
+FLARE_INLINE Mask veq(Vec a, Vec b) {
+    return a == b;
+}
+FLARE_INLINE Mask mask_and(Mask a, Mask b) {
+    return a & b;
+}
+FLARE_INLINE Vec vselect(Mask m, Vec if_true, Vec if_false) {
+    return m ? if_true : if_false;
+}
+FLARE_INLINE float vreduce_add(Vec a) {
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
 FLARE_INLINE float vreduce_max(Vec a) {
     const float even = a[0] > a[2] ? a[0] : a[2];
     const float odd = a[1] > a[3] ? a[1] : a[3];

@@ -16,9 +16,9 @@ void* acquire_scratch(size_t bytes);
 void release_scratch(void* scratch);
 
 // Runs body(context, index, scratch) for every index in [0, count), then returns. At most max_threads take part, the
-// caller included; 0 means all. Pass 1 for a job too small to be worth waking a worker: it then runs inline. scratch holds scratch_bytes, 64-byte
-// aligned, uninitialised, private to one running body; nullptr when scratch_bytes is 0. Throws std::bad_alloc, before
-// any body has run, if the caller's own scratch cannot be had. A body must not throw.
+// caller included; 0 means all. Pass 1 for a job too small to be worth waking a worker: it then runs inline. scratch
+// holds scratch_bytes, 64-byte aligned, uninitialised, private to one running body; nullptr when scratch_bytes is 0.
+// Throws std::bad_alloc, before any body has run, if the caller's own scratch cannot be had. A body must not throw.
 void parallel_for(int64_t count, int max_threads, size_t scratch_bytes,
                   void (*body)(void* context, int64_t index, void* scratch), void* context);
 
