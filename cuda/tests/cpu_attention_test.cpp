@@ -476,6 +476,43 @@ void test_bitwise_promises() {
     }
 }
 
+// deterministic: a sequence's bits don't depend on the others of the batch, nor on the maxima.
+void test_batch_invariance() {
+    Random random(12);
+    const std::vector<int64_t> q_lengths = {1, 70, 5, 300};
+    const std::vector<int64_t> k_lengths = {2100, 700, 3000, 310};
+    Problem batch(FLARE_FP32, 4, 4, 2, 300, 3000, 32, 32);
+    flare_attention_params& p = batch.p;
+    batch.cu_q = Indices(FLARE_INT32, cumulative(q_lengths, 0));
+    batch.cu_k = Indices(FLARE_INT32, cumulative(k_lengths, 0));
+    p.cu_seqlens_q = batch.cu_q.data();
+    p.cu_seqlens_k = batch.cu_k.data();
+    p.total_q = 376;
+    p.total_k = 6110;
+    p.mask = FLARE_MASK_CAUSAL;
+    p.deterministic = 1;
+    batch.lay_out(1, p.total_q, 1, p.total_k, false, 0, true, random);
+    batch.run(0, "batch");
+    for (int64_t b = 0; b < 4; ++b) {
+        const Lengths n = lengths_of(p, b);
+        flare_attention_params alone = p;
+        Output out(FLARE_FP32, n.q * p.out_stride_s);
+        alone.batch = 1;
+        alone.cu_seqlens_q = alone.cu_seqlens_k = nullptr;
+        alone.seqlen_q = n.q;
+        alone.seqlen_k = n.k;
+        alone.q = batch.q.data() + n.q_begin * p.q_stride_s * 4;
+        alone.k = batch.k.data() + n.k_begin * p.k_stride_s * 4;
+        alone.v = batch.v.data() + n.k_begin * p.v_stride_s * 4;
+        alone.out = out.data();
+        alone.lse = nullptr;
+        EXPECT(flare_attention_forward(&alone) == FLARE_OK, "%s", last_error().c_str());
+        EXPECT(std::memcmp(out.data(), batch.out.data() + n.q_begin * p.out_stride_s * 4,
+                           static_cast<size_t>(n.q * p.out_stride_s * 4)) == 0,
+               "sequence %lld alone differs", static_cast<long long>(b));
+    }
+}
+
 // W = 1: out is the row's own value.
 void test_window_of_one() {
     Random random(5);
@@ -715,6 +752,7 @@ int main() {
     test_sizes();
     test_extreme_scores();
     test_bitwise_promises();
+    test_batch_invariance();
     test_window_of_one();
     test_evicted_pages();
     test_bad_indices();

@@ -52,11 +52,12 @@ inline void attention_item(const AttentionPlan& plan, int64_t item, void* scratc
     const flare_attention_params& p = *plan.params;
     const int64_t splits = plan.partials.splits;
     const int64_t group = p.heads_q / p.heads_kv;
-    // Longest first: with a causal mask the last tiles see the most keys.
-    const int64_t split = item % splits;
-    const int64_t kv_head = item / splits % p.heads_kv;
-    const int64_t b = item / splits / p.heads_kv % p.batch;
-    const int64_t tile = plan.num_tiles - 1 - item / splits / p.heads_kv / p.batch;
+    // Longest first: with a causal mask the last tiles see the most keys. The heads of one key range follow each other:
+    // where heads are interleaved they share pages.
+    const int64_t kv_head = item % p.heads_kv;
+    const int64_t split = item / p.heads_kv % splits;
+    const int64_t b = item / p.heads_kv / splits % p.batch;
+    const int64_t tile = plan.num_tiles - 1 - item / p.heads_kv / splits / p.batch;
 
     const SequenceSpan q_span = sequence_span(p.cu_seqlens_q, p.seqused_q, p.seqlen_q, p.index_dtype, b);
     const SequenceSpan k_span = sequence_span(p.cu_seqlens_k, p.seqused_k, p.seqlen_k, p.index_dtype, b);
