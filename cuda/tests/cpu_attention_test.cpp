@@ -420,6 +420,9 @@ void test_sizes() {
         dense(FLARE_BF16, 2, 1, 40, 120, d, d, FLARE_MASK_CAUSAL, random)->check("head dim " + std::to_string(d));
     }
     dense(FLARE_FP32, 1, 1, 1, 3000, 128, 128, FLARE_MASK_NONE, random)->check("long decode");
+    const auto longest = dense(FLARE_FP32, 1, 1, 20, 16384, 64, 64, FLARE_MASK_NONE, random);
+    longest->check("16384 keys");  // rounding errors must not add up along the keys
+    std::printf("16384 keys: worst error %.2f of the bound\n", longest->out.worst());
     dense(FLARE_FP32, 8, 2, 3, 2600, 64, 64, FLARE_MASK_CAUSAL, random)->check("automatic splits");
     dense(FLARE_FP32, 1, 1, 300, 1200, 64, 512, FLARE_MASK_CAUSAL, random)->check("many tiles");
     dense(FLARE_FP32, 16, 1, 33, 700, 64, 64, FLARE_MASK_CAUSAL, random)->check("packed group");

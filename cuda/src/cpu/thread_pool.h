@@ -1,6 +1,6 @@
 // The CPU backend's thread pool: persistent workers, started by the first job that can use them, asleep when idle.
 //
-// run() splits [0, count) dynamically. The calling thread takes part, so any number of threads may call at once (each
+// parallel_for splits [0, count) dynamically. The calling thread takes part, so any number of threads may call at once (each
 // makes progress on its own) and a nested call cannot deadlock. Which thread runs which index carries no meaning:
 // a body must compute the same result for an index wherever it runs.
 #pragma once
