@@ -334,6 +334,68 @@ public final class KimiDeltaAttention {
   }
 
   /**
+   * Computes attention over whole prompts, starting from and moving on the states of a pool.
+   *
+   * @param q queries {@code [B, T, H, K]}
+   * @param k keys {@code [B, T, H, K]}
+   * @param v values {@code [B, T, HV, V]}
+   * @param g gate input {@code [B, T, HV, K]}, of its own dtype
+   * @param beta {@code [B, T, HV]}, or {@code [B, T, HV, V]} for one per channel; of its own dtype
+   * @param aLog FP32 {@code [HV]}: logarithm of the gate's rate; null for a rate of 1
+   * @param dtBias FP32 {@code [HV, K]}, added to g; null for 0
+   * @param states one sequence for each of the batch, or for each packed one
+   * @return {@code [B, T, HV, V]}, a new dense tensor that the caller closes
+   * @throws InvalidArgumentException if shapes, strides, dtypes or options do not fit each other
+   * @throws UnsupportedException if there is no kernel for them
+   * @throws NativeLibraryException if the C library is not usable here
+   */
+  public Tensor run(
+      Tensor q,
+      Tensor k,
+      Tensor v,
+      Tensor g,
+      Tensor beta,
+      @Nullable Tensor aLog,
+      @Nullable Tensor dtBias,
+      DeltaState.Batch states) {
+    Tensor pool = states.states().pool();
+    KimiDeltaAttention pooled = on(states);
+    try (KdaPlan plan =
+        KdaPlan.of(
+            pooled.settings,
+            q,
+            k,
+            v,
+            g,
+            beta,
+            aLog,
+            dtBias,
+            null,
+            new KdaPlan.States(pool, pool, null),
+            true)) {
+      Tensor out = plan.emptyOutput();
+      try {
+        plan.launch(q, k, v, g, beta, aLog, dtBias, out, pool, pool);
+        return out;
+      } catch (RuntimeException | Error e) {
+        out.close();
+        throw e;
+      }
+    }
+  }
+
+  /**
+   * Takes its states from a pool: {@code withStateLayout} and {@code withSlots} of the batch.
+   *
+   * @param states sequences of a {@link DeltaState}
+   * @return a changed copy, which refers to the batch's slots
+   */
+  public KimiDeltaAttention on(DeltaState.Batch states) {
+    return withStateLayout(states.states().layout())
+        .withSlots(states.slots(), DeltaState.PADDING_SLOT);
+  }
+
+  /**
    * Prepares for launching many times with tensors that look like these, from a state of zeros;
    * their content is not read. The output of a launch is dense.
    *
@@ -447,6 +509,34 @@ public final class KimiDeltaAttention {
         throw e;
       }
     }
+  }
+
+  /**
+   * Computes one or a few new tokens of each sequence and moves its state in a pool on.
+   *
+   * @param q queries {@code [B, T, H, K]}
+   * @param k keys {@code [B, T, H, K]}
+   * @param v values {@code [B, T, HV, V]}
+   * @param g gate input {@code [B, T, HV, K]}, of its own dtype
+   * @param beta {@code [B, T, HV]}, or {@code [B, T, HV, V]} for one per channel; of its own dtype
+   * @param aLog FP32 {@code [HV]}: logarithm of the gate's rate; null for a rate of 1
+   * @param dtBias FP32 {@code [HV, K]}, added to g; null for 0
+   * @param states one sequence for each of the batch
+   * @return {@code [B, T, HV, V]}, a new dense tensor that the caller closes
+   * @throws InvalidArgumentException if shapes, strides, dtypes or options do not fit each other
+   * @throws UnsupportedException if there is no kernel for them
+   * @throws NativeLibraryException if the C library is not usable here
+   */
+  public Tensor decode(
+      Tensor q,
+      Tensor k,
+      Tensor v,
+      Tensor g,
+      Tensor beta,
+      @Nullable Tensor aLog,
+      @Nullable Tensor dtBias,
+      DeltaState.Batch states) {
+    return on(states).decode(q, k, v, g, beta, aLog, dtBias, states.states().pool());
   }
 
   /**

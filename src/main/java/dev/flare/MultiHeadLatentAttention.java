@@ -418,6 +418,25 @@ public final class MultiHeadLatentAttention {
   }
 
   /**
+   * Computes absorbed attention over the sequences of a latent cache; {@link #withHeadDims} tells
+   * how many rope channels the query carries.
+   *
+   * @param q {@code [B, Sq, H, d_c + d_rope]}, whose rows are in the cache already
+   * @param batch sequences of a {@link LatentKvCache}
+   * @return {@code [B, Sq, H, d_c]}, a new dense tensor that the caller closes
+   * @throws InvalidArgumentException if the queries do not fit the cache
+   * @throws NativeLibraryException if the C library is not usable here
+   */
+  public Tensor decode(Tensor q, KvCache.Batch batch) {
+    if (!(batch.cache() instanceof LatentKvCache cache)) {
+      throw new InvalidArgumentException(
+          "batch", "sequences of a paged cache", "sequences of a LatentKvCache");
+    }
+    return withPages(batch.blockTable(), batch.lengths(), batch.maxLength())
+        .decode(q, cache.rows());
+  }
+
+  /**
    * Computes absorbed attention, with the weights applied by the kernel or by the caller.
    *
    * @param q with wUk {@code [B, Sq, H, d_nope]}; without, {@code [B, Sq, H, d_c]}, or {@code [B,

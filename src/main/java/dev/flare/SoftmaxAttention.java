@@ -272,6 +272,24 @@ public abstract sealed class SoftmaxAttention<S extends SoftmaxAttention<S>>
   }
 
   /**
+   * Computes attention over the sequences of a paged cache.
+   *
+   * @param q queries {@code [B, Sq, H, D]}, whose keys and values are in the cache already
+   * @param batch sequences of a {@link PagedKvCache}
+   * @return a new dense tensor that the caller closes
+   * @throws InvalidArgumentException if the queries do not fit the cache
+   * @throws NativeLibraryException if the C library is not usable here
+   */
+  public Tensor run(Tensor q, KvCache.Batch batch) {
+    if (!(batch.cache() instanceof PagedKvCache cache)) {
+      throw new InvalidArgumentException(
+          "batch", "sequences of a latent cache", "sequences of a PagedKvCache");
+    }
+    return withPages(batch.blockTable(), batch.lengths(), batch.maxLength())
+        .run(q, cache.keys(), cache.values());
+  }
+
+  /**
    * Computes attention and the log-sum-exp of its scores, which merging partial results needs.
    *
    * @param q queries
