@@ -81,6 +81,12 @@ __device__ __forceinline__ void ld_shared_v4(uint32_t (&r)[4], uint32_t addr) {
                  : "memory");
 }
 
+__device__ __forceinline__ float2 ld_shared_f2(uint32_t addr) {
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(addr) : "memory");
+    return r;
+}
+
 __device__ __forceinline__ void st_shared_v4(uint32_t addr, const uint32_t (&r)[4]) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");

@@ -29,4 +29,17 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
     }
 }
 
+// fp32 bits rounded to nearest for a tf32 operand: the hardware drops the low 13 bits.
+__device__ __forceinline__ uint32_t round_tf32(float x) {
+    return __float_as_uint(x) + 0x1000;
+}
+
+// m16n8k8, tf32: a0 (row g, k t), a1 (g+8, t), a2 (g, t+4), a3 (g+8, t+4)    b0 (k t, n g), b1 (k t+4, n g)
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace flare::ptx
