@@ -575,7 +575,7 @@ typedef struct flare_fill_params {
 
 /*
  * flare_cache_append: writes new rows into a paged cache, converting on the way. Row t goes to page slots[t] / page_size, offset
- * slots[t] % page_size; a negative slot skips the row.
+ * slots[t] % page_size; a negative slot skips the row, and no two rows may go to one slot.
  *
  * layout KV:     k [T, Hk, D] -> k_cache [num_pages, page_size, Hk, D], v [T, Hk, Dv] -> v_cache. v and v_cache may both be NULL.
  * layout LATENT: k = c_kv [T, d_c] (heads = 1, head_dim_k = d_c), v = k_rope [T, d_r] (head_dim_v = d_r, may be 0) ->

@@ -545,7 +545,7 @@ const std::vector<Case<flare_cache_append_params>> kAppend = {
          p.positions = b.index.data() + 8;
          p.rotary_dim = 4;
          p.max_position = 8;
-         b.index[9] = 8;
+         b.index[8] = 8;
      }},
     {"caches overlap", FLARE_ERROR_OVERLAP, "v_cache", [](auto& p, auto&) { p.v_cache = p.k_cache; }},
 };

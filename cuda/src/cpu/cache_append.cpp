@@ -125,6 +125,7 @@ class Appender {
 
 int32_t cache_append(const flare_cache_append_params& params) {
     const int64_t num_slots = params.num_pages * params.page_size;
+    std::vector<std::pair<int64_t, int64_t>> places;
     for (int64_t token = 0; token < params.num_tokens; ++token) {
         const int64_t slot = read_index(params.slots, params.index_dtype, token);
         if (slot >= num_slots) {
@@ -133,7 +134,11 @@ int32_t cache_append(const flare_cache_append_params& params) {
                         static_cast<long long>(token), static_cast<long long>(slot),
                         static_cast<long long>(num_slots - 1));
         }
-        if (slot < 0 || params.rotary_cos == nullptr) {
+        if (slot < 0) {
+            continue;
+        }
+        places.emplace_back(slot, token);
+        if (params.rotary_cos == nullptr) {
             continue;
         }
         const int64_t position = read_index(params.positions, params.index_dtype, token);
@@ -142,6 +147,9 @@ int32_t cache_append(const flare_cache_append_params& params) {
                         static_cast<long long>(token), static_cast<long long>(position),
                         static_cast<long long>(params.max_position - 1));
         }
+    }
+    if (const int32_t status = check_distinct("slots", places)) {
+        return status;
     }
     const Kernels& kernels = active_kernels();
     auto body = [&](int64_t item, void* scratch) {
@@ -154,8 +162,6 @@ int32_t cache_append(const flare_cache_append_params& params) {
     };
     const double work = 8.0 * static_cast<double>(params.num_tokens * params.heads) *
                         static_cast<double>(params.head_dim_k + params.head_dim_v);
-    // Two tokens that name the same slot: the later one wins only on one thread, so such calls must not be made; rows
-    // of different slots never meet.
     try {
         parallel_for((params.num_tokens + kTokensPerItem - 1) / kTokensPerItem,
                      choose_threads(params.num_threads, work),

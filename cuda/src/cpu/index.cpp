@@ -1,5 +1,7 @@
 #include "index.h"
 
+#include <algorithm>
+
 #include "api/status.h"
 
 namespace flare::cpu {
@@ -65,6 +67,18 @@ int32_t check_pages(const void* table, int32_t dtype, int64_t b, int64_t stride_
             return fail(FLARE_ERROR_INDEX, "block_table[%lld][%lld] is %lld, allowed are 0..%lld (num_pages - 1)",
                         static_cast<long long>(b), static_cast<long long>(i), static_cast<long long>(page),
                         static_cast<long long>(num_pages - 1));
+        }
+    }
+    return FLARE_OK;
+}
+
+int32_t check_distinct(const char* name, std::vector<std::pair<int64_t, int64_t>>& places) {
+    std::sort(places.begin(), places.end());
+    for (size_t i = 1; i < places.size(); ++i) {
+        if (places[i].first == places[i - 1].first) {
+            return fail(FLARE_ERROR_INDEX, "%s[%lld] and %s[%lld] are both %lld; each place can be written once in a call", name,
+                        static_cast<long long>(places[i - 1].second), name, static_cast<long long>(places[i].second),
+                        static_cast<long long>(places[i].first));
         }
     }
     return FLARE_OK;

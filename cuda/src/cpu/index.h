@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "flare.h"
 
@@ -49,5 +51,8 @@ int32_t check_used(const char* name, const void* used, const void* cumulative, i
 // The entries of block table row b that cover keys [first_key, end_key): page numbers in [0, num_pages).
 int32_t check_pages(const void* table, int32_t dtype, int64_t b, int64_t stride_b, int64_t page_size, int64_t num_pages,
                     int64_t first_key, int64_t end_key);
+
+// A place to write to and the entry that names it; no place may be named twice (in one call it would be a race). Sorts `places`.
+int32_t check_distinct(const char* name, std::vector<std::pair<int64_t, int64_t>>& places);
 
 }  // namespace flare::cpu
