@@ -13,6 +13,7 @@ module dev.flare {
   requires static info.picocli;
 
   exports dev.flare;
+  exports dev.flare.io;
   exports dev.flare.reference;
 
   // The command line's options are fields that picocli sets.
