@@ -12,4 +12,14 @@ public final class ClosedException extends FlareException {
   public ClosedException(String message) {
     super(message);
   }
+
+  /**
+   * Makes an exception with the place where it was closed.
+   *
+   * @param message what was asked, what was found, what to do
+   * @param closeSite the stack of the closing call
+   */
+  public ClosedException(String message, Throwable closeSite) {
+    super(message, closeSite);
+  }
 }

@@ -1,5 +1,6 @@
 package dev.flare;
 
+import dev.flare.internal.Tracking;
 import java.util.List;
 
 /**
@@ -66,6 +67,51 @@ public final class Device {
   public static List<Device> all() {
     return List.of(CPU);
   }
+
+  /**
+   * Returns a name for people.
+   *
+   * @return the processor's or GPU's own name
+   */
+  public String name() {
+    return HostInfo.processor();
+  }
+
+  /**
+   * Asks how much memory there is.
+   *
+   * @return free and total bytes now; for the CPU, free is what the system could give without
+   *     swapping
+   */
+  public Memory memory() {
+    return HostInfo.memory();
+  }
+
+  /**
+   * Tells how much memory open tensors and caches hold.
+   *
+   * @return bytes; mapped files count, borrowed memory and plans' workspaces do not
+   */
+  public long liveBytes() {
+    return Tracking.liveBytes();
+  }
+
+  /**
+   * Tells who holds memory, when the program runs with {@code -Dflare.track=true}.
+   *
+   * @return a line for each place in the code, the largest first; empty without the property
+   */
+  public List<String> liveSites() {
+    return Tracking.liveSites();
+  }
+
+  /**
+   * Memory of a device.
+   *
+   * @param freeBytes what could be allocated now
+   * @param totalBytes all of it
+   */
+  public record Memory(long freeBytes, long totalBytes) {}
 
   /**
    * Tells whether this is the host.

@@ -1,6 +1,5 @@
 package dev.flare;
 
-import dev.flare.internal.Allocation;
 import dev.flare.internal.CommonParams;
 import dev.flare.internal.HostMemory;
 import dev.flare.internal.Kernels;
@@ -8,6 +7,7 @@ import dev.flare.internal.Kernels.Operation;
 import dev.flare.internal.Struct;
 import dev.flare.internal.Struct.Pointer;
 import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
 import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
 import java.util.ArrayList;
@@ -56,7 +56,6 @@ final class Launcher {
   private final Device device;
   private final Struct params;
   private final Arena arena;
-  private final @Nullable Allocation workspace;
   private final long workspaceBytes;
   private final Argument[] arguments;
   private final Fixed[] fixed;
@@ -82,8 +81,8 @@ final class Launcher {
     this.fixed = fixed;
     this.bound = new @Nullable Tensor[arguments.length];
     this.workspaceBytes = workspaceBytes;
-    this.workspace = workspaceBytes == 0 ? null : HostMemory.allocate(workspaceBytes, false);
     if (workspaceBytes > 0) {
+      MemorySegment workspace = HostMemory.workspace(arena, workspaceBytes);
       if (workspace == null) {
         throw new OutOfMemoryException(
             operation
@@ -322,9 +321,6 @@ final class Launcher {
 
   void close() {
     if (STATE.compareAndSet(this, IDLE, CLOSED)) {
-      if (workspace != null) {
-        workspace.close();
-      }
       arena.close();
     } else if (state == BUSY) {
       throw busy("close");

@@ -273,7 +273,13 @@ public final class Tensor implements AutoCloseable {
     Allocation memory = HostMemory.allocate(layout.bytes(), zeroed);
     if (memory == null) {
       throw new OutOfMemoryException(
-          layout + ": " + layout.bytes() + " bytes of host memory could not be had");
+          layout
+              + ": "
+              + layout.bytes()
+              + " bytes of host memory could not be had; flare holds "
+              + device.liveBytes()
+              + ", free are "
+              + device.memory().freeBytes());
     }
     return new Tensor(memory, 0, layout, false);
   }
@@ -1036,7 +1042,7 @@ public final class Tensor implements AutoCloseable {
   /** Enters a native call with this tensor as its argument {@code name}. */
   void acquire(String name) {
     if (!memory.acquire()) {
-      throw new ClosedException(name + ": " + describe() + " is closed");
+      throw closed(name + ": " + describe() + " is closed");
     }
   }
 
@@ -1070,7 +1076,12 @@ public final class Tensor implements AutoCloseable {
   }
 
   private ClosedException closed() {
-    return new ClosedException(describe() + " is closed");
+    return closed(describe() + " is closed");
+  }
+
+  private ClosedException closed(String text) {
+    Throwable site = memory.closeSite();
+    return site == null ? new ClosedException(text) : new ClosedException(text, site);
   }
 
   private String describe() {

@@ -29,7 +29,8 @@ import org.openjdk.jmh.annotations.Warmup;
  * its params and has nothing to compute.
  *
  * <p>{@code plan} is {@link AttentionPlan#launch}; {@code bareCall} the same C call on the same
- * struct, through FFM alone. The C side's own loop tells what is left of it without Java.
+ * struct, through FFM alone; {@code run} the one-liner. The C side's own loop tells what is left of
+ * it without Java.
  */
 @State(Scope.Benchmark)
 @BenchmarkMode(Mode.AverageTime)
@@ -84,6 +85,12 @@ public class LaunchOverhead {
   @Benchmark
   public void plan() {
     plan.launch(q, q, q, out);
+  }
+
+  /** Plan, allocation, launch and close in one line. */
+  @Benchmark
+  public void run() {
+    FlashAttention.causal().run(q, q, q).close();
   }
 
   /** The C call alone. */

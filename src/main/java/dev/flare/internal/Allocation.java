@@ -32,6 +32,8 @@ public final class Allocation {
   @SuppressWarnings("UnusedVariable") // through USES
   private volatile int uses; // calls in flight, or CLOSED
 
+  private volatile @Nullable Throwable closeSite;
+
   private Allocation(MemorySegment segment, @Nullable Arena arena) {
     this.segment = segment;
     this.address = segment.address();
@@ -45,7 +47,9 @@ public final class Allocation {
    * @param arena a shared arena
    */
   public static Allocation owned(MemorySegment segment, Arena arena) {
-    return new Allocation(segment, Objects.requireNonNull(arena));
+    Allocation allocation = new Allocation(segment, Objects.requireNonNull(arena));
+    Tracking.opened(allocation, segment.byteSize());
+    return allocation;
   }
 
   /** Memory of somebody else: closing this allocation ends its use and frees nothing. */
@@ -68,6 +72,11 @@ public final class Allocation {
 
   public boolean isOpen() {
     return uses != CLOSED && segment.scope().isAlive();
+  }
+
+  /** Where it was closed, if it is and that is recorded. */
+  public @Nullable Throwable closeSite() {
+    return closeSite;
   }
 
   /**
@@ -109,7 +118,9 @@ public final class Allocation {
           uses = 0;
           return 1;
         }
+        Tracking.closed(this, segment.byteSize());
       }
+      closeSite = Tracking.closeSite();
       return 0;
     }
     return Math.max(0, uses);

@@ -78,28 +78,42 @@ public final class HostMemory {
    */
   @SuppressWarnings("MustBeClosedChecker") // the allocation closes it
   public static @Nullable Allocation allocate(long bytes, boolean zeroed) {
+    Arena arena = Arena.ofShared();
+    MemorySegment segment = allocate(arena, bytes, zeroed);
+    if (segment == null) {
+      arena.close();
+      return null;
+    }
+    return Allocation.owned(segment, arena);
+  }
+
+  /**
+   * Allocates a plan's workspace, which closes with {@code arena}.
+   *
+   * @return null if there is not that much
+   */
+  public static @Nullable MemorySegment workspace(Arena arena, long bytes) {
+    return allocate(arena, bytes, false);
+  }
+
+  private static @Nullable MemorySegment allocate(Arena arena, long bytes, boolean zeroed) {
     if (bytes > Long.MAX_VALUE - SLACK) {
       return null;
     }
     CHeap heap = CHeap.INSTANCE;
-    Arena arena = Arena.ofShared();
     if (heap == null) {
       try {
-        return Allocation.owned(arena.allocate(Math.max(bytes, 1), ALIGNMENT), arena);
+        return arena.allocate(Math.max(bytes, 1), ALIGNMENT).asSlice(0, bytes);
       } catch (OutOfMemoryError e) {
-        arena.close();
         return null;
       }
     }
     MemorySegment base = heap.allocate(bytes + SLACK, zeroed);
     if (base.equals(MemorySegment.NULL)) {
-      arena.close();
       return null;
     }
     long aligned = (base.address() + SLACK - 1) & -ALIGNMENT;
-    MemorySegment segment =
-        MemorySegment.ofAddress(aligned).reinterpret(bytes, arena, s -> heap.release(base));
-    return Allocation.owned(segment, arena);
+    return MemorySegment.ofAddress(aligned).reinterpret(bytes, arena, s -> heap.release(base));
   }
 
   /**

@@ -28,21 +28,22 @@ class LoaderTest {
 
   @BeforeAll
   static void findClasses() throws Exception {
-    // The folders of the main and the test classes, whether we run as a module or not.
-    Path main =
-        Path.of(NativeLibrary.class.getProtectionDomain().getCodeSource().getLocation().toURI());
-    List<String> path = new ArrayList<>(List.of(main.toString()));
-    path.addAll(Arrays.asList(System.getProperty("java.class.path").split(":")));
-    path.add(
-        Path.of(LoaderProbe.class.getProtectionDomain().getCodeSource().getLocation().toURI())
-            .toString());
-    for (String guess : List.of("target/test-classes")) {
-      path.add(Path.of(guess).toAbsolutePath().toString());
-    }
-    classes = String.join(":", path);
+    classes = classPath();
     NativeLibrary.Status status = NativeLibrary.status();
     assumeTrue(status instanceof NativeLibrary.Ready, () -> "libflare: " + status);
     library = Path.of(((NativeLibrary.Ready) status).origin());
+  }
+
+  /** The main and the test classes with what they need, whether we run as a module or not. */
+  static String classPath() throws Exception {
+    List<String> path = new ArrayList<>();
+    path.add(
+        Path.of(NativeLibrary.class.getProtectionDomain().getCodeSource().getLocation().toURI())
+            .toString());
+    path.addAll(Arrays.asList(System.getProperty("java.class.path").split(":", -1)));
+    // As a module the test classes are patched in, and no path names them.
+    path.add(Path.of("target", "test-classes").toAbsolutePath().toString());
+    return String.join(":", path);
   }
 
   private record Result(int exit, String out) {}
