@@ -16,6 +16,10 @@ bool split_values(const KdaParams& p) {
     return p.num_sequences * p.heads_v <= 66;
 }
 
+bool anchor_free_gate(const KdaParams& p) {
+    return p.gate == Gate::kBounded && p.lower_bound >= kAnchorFreeBound;
+}
+
 template <typename T, int kGroups>
 int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStream_t stream) {
     using Config = RecurrenceConfig<kGroups>;
@@ -32,7 +36,7 @@ int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStre
 
 template <typename T>
 int32_t launch_prepare(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
-    const auto kernel = kda_prepare_sm90_kernel<T>;
+    const auto kernel = anchor_free_gate(p) ? kda_prepare_sm90_kernel<T, true> : kda_prepare_sm90_kernel<T, false>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepareShared));
     if (error != cudaSuccess) {
         return error;

@@ -12,7 +12,7 @@
 //
 // tf32 because rounding L and A's operands to 16 bits is what limits accuracy when keys are nearly collinear; it also packs nothing.
 //
-// Per pair of warps, shared memory: transposed L and A (fp32 32 x 36), the other block's decay totals and block 0's restored keys
+// Per pair of warps, shared memory: transposed L and A (fp32 32 x 36), the other block's decay totals, block 0's restored keys and block 1's decayed queries
 // (double-buffered by channel group), norms and beta. The inputs are staged by cp.async, all of a chunk in flight at once. Named barrier 1 + pair, 64 threads: after each channel group, after the norms, after L.
 #pragma once
 
@@ -31,7 +31,8 @@ inline constexpr int kMatrixPitch = 36;
 
 struct PrepareShared {
     struct Pair {
-        uint4 restored[2][2][2][32];  // [buffer][row r1, r2][four channels][lane]: block 0's k * exp(G_15 - G), tf32
+        // [buffer][block][row r1, r2][four channels][lane], tf32: block 0's k * exp(G_15 - G), block 1's q * exp(G).
+        uint4 exchange[2][2][2][2][32];
         float total[2][2][32];     // [buffer][block][channel of the group]
         float norm_k[kChunk];
         float norm_q[kChunk];
@@ -49,7 +50,8 @@ static_assert(sizeof(PrepareShared::Matrices) <= sizeof(PrepareShared::staged[0]
 static_assert(3 * (sizeof(PrepareShared) + 1024) <= 233472, "three blocks per SM");
 
 // Decays of eight channels of a row from its gates: `raw` when they are 16-bit, read here when fp32. 1 for a row past the end.
-template <typename T>
+// kBoundedOnly leaves the other gates out of the code: the instruction cache is a limit here.
+template <typename T, bool kBoundedOnly>
 __device__ __forceinline__ void decays(float (&decay)[8], const uint4& raw, const float* fp32_gates, const GateConstants& gate,
                                        const float (&bias)[8], bool valid) {
     if (fp32_gates == nullptr) {
@@ -60,7 +62,7 @@ __device__ __forceinline__ void decays(float (&decay)[8], const uint4& raw, cons
         decay[0] = low.x, decay[1] = low.y, decay[2] = low.z, decay[3] = low.w;
         decay[4] = high.x, decay[5] = high.y, decay[6] = high.z, decay[7] = high.w;
     }
-    if (gate.gate == Gate::kBounded) {
+    if (kBoundedOnly || gate.gate == Gate::kBounded) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             decay[i] = bounded_gate_log2(gate, decay[i] + bias[i]);
@@ -134,6 +136,66 @@ __device__ __forceinline__ void level(float (&acc)[4], float (&pre)[2][8], float
     }
 }
 
+// The cheaper way where the gate is bounded, lower_bound >= kAnchorFreeBound: one product for the whole 16 x 16 block with its first row as
+// anchor. exp(-G) of the columns that count (0..14) stays below e^75, so keys up to 9e5 fit; tf32 has the exponent of fp32.
+// acc[0..1] is k k^T and acc[2..3] q k^T, by column halves as in `cross`. Leaves the suffixes in suf and the block's decay in total.
+inline constexpr float kAnchorFreeBound = -5.0f;
+
+template <typename T>
+__device__ __forceinline__ void anchor_free(float (&acc)[4][4], float (&pre)[2][8], float (&suf)[2][8], float (&total)[8],
+                                            const float (&k)[2][8], const uint4 (&q)[2], int g) {
+    constexpr int kStep = 4;
+    // Four channels at a time: all eight would keep too many registers alive.
+#pragma unroll
+    for (int i0 = 0; i0 < 8; i0 += kStep) {
+        float sum[2][kStep];
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            sum[0][i] = pre[0][i0 + i];
+            sum[1][i] = pre[1][i0 + i];
+        }
+#pragma unroll
+        for (int s = 1; s < 8; s *= 2) {
+            const bool first_odd = (g & s) != 0;
+#pragma unroll
+            for (int i = 0; i < kStep; ++i) {
+                const float sibling1 = __shfl_xor_sync(0xffffffffu, sum[0][i], 4 * s);
+                const float sibling2 = __shfl_xor_sync(0xffffffffu, sum[1][i], 4 * s);
+                pre[0][i0 + i] *= first_odd ? sibling1 : 1.0f;
+                pre[1][i0 + i] *= first_odd ? 1.0f : sibling2;
+                sum[0][i] *= sibling1;
+                sum[1][i] *= sibling2;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            pre[1][i0 + i] *= sum[0][i];
+            total[i0 + i] = sum[0][i] * sum[1][i];
+        }
+    }
+    const uint32_t q_words[2][4] = {{q[0].x, q[0].y, q[0].z, q[0].w}, {q[1].x, q[1].y, q[1].z, q[1].w}};
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        const float2 q0 = unpack2<T>(q_words[0][i / 2]);
+        const float2 q1 = unpack2<T>(q_words[1][i / 2]);
+        const uint32_t ak[4] = {ptx::round_tf32(k[0][i] * pre[0][i]), ptx::round_tf32(k[1][i] * pre[1][i]),
+                                ptx::round_tf32(k[0][i + 1] * pre[0][i + 1]), ptx::round_tf32(k[1][i + 1] * pre[1][i + 1])};
+        const uint32_t aq[4] = {ptx::round_tf32(q0.x * pre[0][i]), ptx::round_tf32(q1.x * pre[1][i]),
+                                ptx::round_tf32(q0.y * pre[0][i + 1]), ptx::round_tf32(q1.y * pre[1][i + 1])};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float inverse0 = ptx::rcp_approx(pre[half][i]);
+            const float inverse1 = ptx::rcp_approx(pre[half][i + 1]);
+            const uint32_t b0 = ptx::round_tf32(k[half][i] * inverse0);
+            const uint32_t b1 = ptx::round_tf32(k[half][i + 1] * inverse1);
+            ptx::mma_m16n8k8_tf32(acc[half], ak, b0, b1);
+            ptx::mma_m16n8k8_tf32(acc[2 + half], aq, b0, b1);
+            suf[half][i] = inverse0 * total[i];
+            suf[half][i + 1] = inverse1 * total[i + 1];
+        }
+    }
+}
+
 // Column `lane` of (I + L)^-1 by forward substitution in fp32, right-looking so that the updates of one step are independent.
 __device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l_transposed)[kChunk][kMatrixPitch], int lane) {
 #pragma unroll
@@ -156,7 +218,7 @@ __device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l
     }
 }
 
-template <typename T>
+template <typename T, bool kAnchorFree>
 __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(const __grid_constant__ KdaParams p, uint8_t* workspace) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t smem_raw[];
@@ -169,9 +231,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
     const int block = warp % 2;  // which 16 tokens of the chunk
     PrepareShared::Pair& sm = shared.pair[pair_idx];
 
-    const int64_t task = static_cast<int64_t>(blockIdx.x) * kPreparePairs + pair_idx;
-    const int64_t slot = task / p.heads_v;
-    const int64_t head = task % p.heads_v;
+    const uint32_t task = blockIdx.x * kPreparePairs + pair_idx;
+    const uint32_t heads = static_cast<uint32_t>(p.heads_v);  // 32-bit: a 64-bit division costs about a hundred instructions
+    const uint32_t slot = task / heads;
+    const uint32_t head = task - slot * heads;
     if (slot >= num_slots(p)) {
         return;
     }
@@ -183,7 +246,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
     }
     const int length = static_cast<int>(min(static_cast<int64_t>(kChunk), seq.tokens - token0));
     const int64_t row0 = seq.first_token + token0;
-    const int64_t head_qk = head / (p.heads_v / p.heads_qk);
+    const uint32_t head_qk = head / (heads / static_cast<uint32_t>(p.heads_qk));
     uint8_t* const out = workspace + (head * num_slots(p) + slot) * kBlockBytes;
     const uint32_t barrier = 1 + pair_idx;
 
@@ -200,11 +263,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
         q_offset[r] = rows[r] * static_cast<int>(p.q_stride.token) + 8 * t;
         g_offset[r] = rows[r] * static_cast<int>(p.g_stride.token) + 8 * t;
     }
-    const bool gates_fp32 = p.gate_dtype == DType::kFp32;
     const GateConstants gate = gate_constants(p, head);
 
-    float acc[4][4] = {};         // per level: k k^T in 0, 1 and q k^T in 2, 3
-    float cross[2][2][4] = {};    // block 1 rows x block 0 columns: [k, q][column half]
+    float acc[4][4] = {};       // per level: k k^T in 0, 1 and q k^T in 2, 3; or as anchor_free leaves it
+    float cross[2][4] = {};      // block 1 rows x block 0 columns, by column halves: k k^T in block 1, q k^T in block 0
     float norm_k[2] = {}, norm_q[2] = {}, diagonal[2] = {};
 
 #pragma unroll
@@ -215,7 +277,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
             const uint32_t bytes = valid[r] ? 16 : 0;  // rows past the end become zeros and are not read
             ptx::cp_async_16(staged, valid[r] ? k_base + k_offset[r] + 32 * group : p.k, bytes);
             ptx::cp_async_16(staged + 1024, valid[r] ? q_base + q_offset[r] + 32 * group : p.q, bytes);
-            if (!gates_fp32) {
+            if (p.gate_dtype != DType::kFp32) {
                 ptx::cp_async_16(staged + 2048, valid[r] ? static_cast<const T*>(p.g) + g_base + g_offset[r] + 32 * group : p.g, bytes);
             }
         }
@@ -251,24 +313,33 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
         float pre[2][8], suf[2][8];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            decays<T>(pre[r], shared.staged[warp][group][4 + r][lane], gates_fp32 ? static_cast<const float*>(p.g) + g_base + g_offset[r] + 32 * group : nullptr, gate,
+            decays<T, kAnchorFree>(pre[r], shared.staged[warp][group][4 + r][lane], p.gate_dtype == DType::kFp32 ? static_cast<const float*>(p.g) + g_base + rows[r] * static_cast<int>(p.g_stride.token) + channel : nullptr, gate,
                       bias, valid[r]);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 suf[r][i] = 1.0f;
             }
         }
-        level<T, 0>(acc[0], pre, suf, kf, q, g);
-        level<T, 1>(acc[1], pre, suf, kf, q, g);
-        level<T, 2>(acc[2], pre, suf, kf, q, g);
-        level<T, 3>(acc[3], pre, suf, kf, q, g);
+        float total[8];
+        if constexpr (kAnchorFree) {
+            anchor_free<T>(acc, pre, suf, total, kf, q, g);
+        } else {
+            level<T, 0>(acc[0], pre, suf, kf, q, g);
+            level<T, 1>(acc[1], pre, suf, kf, q, g);
+            level<T, 2>(acc[2], pre, suf, kf, q, g);
+            level<T, 3>(acc[3], pre, suf, kf, q, g);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                total[i] = pre[0][i] * suf[0][i];
+            }
+        }
 
         // Hand the block's total decay, and block 0's restored keys, to the other warp.
         const int buffer = group % 2;
         if (g == 0) {
-            float4* total = reinterpret_cast<float4*>(&sm.total[buffer][block][8 * t]);
-            total[0] = {pre[0][0] * suf[0][0], pre[0][1] * suf[0][1], pre[0][2] * suf[0][2], pre[0][3] * suf[0][3]};
-            total[1] = {pre[0][4] * suf[0][4], pre[0][5] * suf[0][5], pre[0][6] * suf[0][6], pre[0][7] * suf[0][7]};
+            float4* own = reinterpret_cast<float4*>(&sm.total[buffer][block][8 * t]);
+            own[0] = {total[0], total[1], total[2], total[3]};
+            own[1] = {total[4], total[5], total[6], total[7]};
         }
         float qf[2][8];
 #pragma unroll
@@ -281,56 +352,52 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
                 diagonal[r] = fmaf(qf[r][i], kf[r][i], diagonal[r]);
             }
         }
-        if (block == 0) {
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                uint32_t rounded[8];
+        for (int r = 0; r < 2; ++r) {
+            uint32_t rounded[8];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    rounded[i] = ptx::round_tf32(kf[r][i] * suf[r][i]);
-                }
-                sm.restored[buffer][r][0][lane] = {rounded[0], rounded[1], rounded[2], rounded[3]};
-                sm.restored[buffer][r][1][lane] = {rounded[4], rounded[5], rounded[6], rounded[7]};
+            for (int i = 0; i < 8; ++i) {
+                rounded[i] = ptx::round_tf32(block == 0 ? kf[r][i] * suf[r][i] : qf[r][i] * pre[r][i]);
             }
+            sm.exchange[buffer][block][r][0][lane] = {rounded[0], rounded[1], rounded[2], rounded[3]};
+            sm.exchange[buffer][block][r][1][lane] = {rounded[4], rounded[5], rounded[6], rounded[7]};
         }
         ptx::named_barrier_sync(barrier, 64);
 
         float other[8];
         {
-            const float4* total = reinterpret_cast<const float4*>(&sm.total[buffer][1 - block][8 * t]);
-            const float4 low = total[0];
-            const float4 high = total[1];
+            const float4* source = reinterpret_cast<const float4*>(&sm.total[buffer][1 - block][8 * t]);
+            const float4 low = source[0];
+            const float4 high = source[1];
             other[0] = low.x, other[1] = low.y, other[2] = low.z, other[3] = low.w;
             other[4] = high.x, other[5] = high.y, other[6] = high.z, other[7] = high.w;
         }
-        if (block == 1) {
+        // Rows of block 1 against columns of block 0: block 1's warp does k k^T, block 0's q k^T.
 #pragma unroll
-            for (int quarter = 0; quarter < 2; ++quarter) {
-                uint4 b[2];
-                b[0] = sm.restored[buffer][0][quarter][lane];
-                b[1] = sm.restored[buffer][1][quarter][lane];
-#pragma unroll
-                for (int pair = 0; pair < 2; ++pair) {
-                    const int i = 4 * quarter + 2 * pair;
-                    const uint32_t ak[4] = {ptx::round_tf32(kf[0][i] * pre[0][i]), ptx::round_tf32(kf[1][i] * pre[1][i]),
-                                            ptx::round_tf32(kf[0][i + 1] * pre[0][i + 1]), ptx::round_tf32(kf[1][i + 1] * pre[1][i + 1])};
-                    const uint32_t aq[4] = {ptx::round_tf32(qf[0][i] * pre[0][i]), ptx::round_tf32(qf[1][i] * pre[1][i]),
-                                            ptx::round_tf32(qf[0][i + 1] * pre[0][i + 1]), ptx::round_tf32(qf[1][i + 1] * pre[1][i + 1])};
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const uint32_t b0 = pair == 0 ? b[half].x : b[half].z;
-                        const uint32_t b1 = pair == 0 ? b[half].y : b[half].w;
-                        ptx::mma_m16n8k8_tf32(cross[0][half], ak, b0, b1);
-                        ptx::mma_m16n8k8_tf32(cross[1][half], aq, b0, b1);
-                    }
-                }
+        for (int quarter = 0; quarter < 2; ++quarter) {
+            const uint4 b0 = sm.exchange[buffer][0][0][quarter][lane];
+            const uint4 b1 = sm.exchange[buffer][0][1][quarter][lane];
+            uint4 a0, a1;
+            if (block == 1) {
+                const int i = 4 * quarter;
+                a0 = {ptx::round_tf32(kf[0][i] * pre[0][i]), ptx::round_tf32(kf[0][i + 1] * pre[0][i + 1]),
+                      ptx::round_tf32(kf[0][i + 2] * pre[0][i + 2]), ptx::round_tf32(kf[0][i + 3] * pre[0][i + 3])};
+                a1 = {ptx::round_tf32(kf[1][i] * pre[1][i]), ptx::round_tf32(kf[1][i + 1] * pre[1][i + 1]),
+                      ptx::round_tf32(kf[1][i + 2] * pre[1][i + 2]), ptx::round_tf32(kf[1][i + 3] * pre[1][i + 3])};
+            } else {
+                a0 = sm.exchange[buffer][1][0][quarter][lane];
+                a1 = sm.exchange[buffer][1][1][quarter][lane];
             }
+            ptx::mma_m16n8k8_tf32(cross[0], {a0.x, a1.x, a0.y, a1.y}, b0.x, b0.y);
+            ptx::mma_m16n8k8_tf32(cross[1], {a0.x, a1.x, a0.y, a1.y}, b1.x, b1.y);
+            ptx::mma_m16n8k8_tf32(cross[0], {a0.z, a1.z, a0.w, a1.w}, b0.z, b0.w);
+            ptx::mma_m16n8k8_tf32(cross[1], {a0.z, a1.z, a0.w, a1.w}, b1.z, b1.w);
+        }
+        if (block == 1) {
             if (g == 0) {
                 float4* decay = reinterpret_cast<float4*>(out + kOffsetDecay + 4 * channel);
-                decay[0] = {pre[0][0] * suf[0][0] * other[0], pre[0][1] * suf[0][1] * other[1], pre[0][2] * suf[0][2] * other[2],
-                            pre[0][3] * suf[0][3] * other[3]};
-                decay[1] = {pre[0][4] * suf[0][4] * other[4], pre[0][5] * suf[0][5] * other[5], pre[0][6] * suf[0][6] * other[6],
-                            pre[0][7] * suf[0][7] * other[7]};
+                decay[0] = {total[0] * other[0], total[1] * other[1], total[2] * other[2], total[3] * other[3]};
+                decay[1] = {total[4] * other[4], total[5] * other[5], total[6] * other[6], total[7] * other[7]};
             }
         }
         // Factors over the whole chunk: block 1's prefixes start at the chunk, block 0's suffixes reach its end.
@@ -382,35 +449,48 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
         matrices.a[rows[0]][rows[0]] = diagonal[0];
         matrices.a[rows[1]][rows[1]] = diagonal[1];
     }
-#pragma unroll
-    for (int level_idx = 0; level_idx < 4; ++level_idx) {
-        const int s = 1 << level_idx;
-        const int odd = s < 8 && (g & s) != 0 ? g : 15 - g;
-        const int i = 16 * block + odd;
-        const float factor = sm.beta[i] * sm.norm_k[i];
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int column = 2 * t + c;
-            const int even = s < 8 && (column & s) != 0 ? 15 - column : column;
-            if (odd / (2 * s) == even / (2 * s)) {
-                const int j = 16 * block + even;
-                matrices.l_transposed[j][i] = factor * sm.norm_k[j] * acc[level_idx][c];
-                matrices.a[i][j] = acc[level_idx][2 + c];
-            }
-        }
-    }
-    if (block == 1) {
+    // Entry (i, j) of both matrices.
+    const auto put = [&](int i, int j, float kk, float qk) {
+        matrices.l_transposed[j][i] = sm.beta[i] * sm.norm_k[i] * sm.norm_k[j] * kk;
+        matrices.a[i][j] = qk;
+    };
+    if constexpr (kAnchorFree) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int j = half == 0 ? 2 * t + c : 15 - (2 * t + c);
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const int i = rows[r];
-                    matrices.l_transposed[j][i] = sm.beta[i] * sm.norm_k[i] * sm.norm_k[j] * cross[0][half][2 * r + c];
-                    matrices.a[i][j] = cross[1][half][2 * r + c];
+            for (int c = 0; c < 4; ++c) {
+                const int i = rows[c / 2];
+                const int j = 16 * block + (half == 0 ? 2 * t + c % 2 : 15 - (2 * t + c % 2));
+                if (i > j) {
+                    put(i, j, acc[half][c], acc[2 + half][c]);
                 }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int level_idx = 0; level_idx < 4; ++level_idx) {
+            const int s = 1 << level_idx;
+            const int odd = s < 8 && (g & s) != 0 ? g : 15 - g;
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int column = 2 * t + c;
+                const int even = s < 8 && (column & s) != 0 ? 15 - column : column;
+                if (odd / (2 * s) == even / (2 * s)) {
+                    put(16 * block + odd, 16 * block + even, acc[level_idx][c], acc[level_idx][2 + c]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int i = 16 + (c / 2 == 0 ? g : 15 - g);
+            const int j = half == 0 ? 2 * t + c % 2 : 15 - (2 * t + c % 2);
+            if (block == 1) {
+                matrices.l_transposed[j][i] = sm.beta[i] * sm.norm_k[i] * sm.norm_k[j] * cross[half][c];
+            } else {
+                matrices.a[i][j] = cross[half][c];
             }
         }
     }
