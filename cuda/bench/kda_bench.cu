@@ -1,4 +1,5 @@
-// KDA on one GPU: median times with L2 flushed, next to the compulsory bytes. Includes the kernels to time prepare and recurrence apart.
+// KDA on one GPU: median times with L2 flushed, next to the compulsory bytes. Includes the kernels to time prepare and
+// recurrence apart.
 //   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu -o kda_bench
 #include "../src/kda/decode.cu"
 #include "../src/kda/forward_sm90.cu"
@@ -42,13 +43,14 @@ void bench_forward(const char* name, const Case& c) {
     const size_t bytes = kda_forward_sm90_workspace(p);
     Buffer workspace(bytes);
     uint8_t* const blocks = static_cast<uint8_t*>(workspace.data);
-    const double whole = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
+    const double whole = median_ms(
+        [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
     const double prepare = median_ms([&] { launch_prepare<__nv_bfloat16>(p, blocks, nullptr); }, 5);
     const double v64 = median_ms([&] { launch_recurrence<__nv_bfloat16, 1>(p, blocks, nullptr); }, 5);
     const double v128 = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
     const double gigabytes = 1e-9 * (c.rows() * c.heads_v * 1282.0 + c.sequences() * c.heads_v * 131072.0);
-    std::printf("%-34s %7.3f ms (prepare %.3f, recurrence v64 %.3f, v128 %.3f)  compulsory %.2f TB/s, floor %.3f ms\n", name, whole, prepare, v64,
-                v128, gigabytes / whole, gigabytes / 4.27);
+    std::printf("%-34s %7.3f ms (prepare %.3f, recurrence v64 %.3f, v128 %.3f)  compulsory %.2f TB/s, floor %.3f ms\n",
+                name, whole, prepare, v64, v128, gigabytes / whole, gigabytes / 4.27);
 }
 
 void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout) {
@@ -63,8 +65,9 @@ void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout
     p.final_state = in.initial->data;
     const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode(p, nullptr)), "decode"); }, 21);
     const double gigabytes = 1e-9 * batch * 32 * (32768.0 * element_bytes(state) + tokens * 1282.0);
-    std::printf("decode B=%-4ld T=%ld %s %s  %8.1f us  %.2f TB/s\n", static_cast<long>(batch), static_cast<long>(tokens),
-                state == DType::kFp32 ? "fp32" : "bf16", layout == StateLayout::kVK ? "V,K" : "K,V", 1e3 * ms, gigabytes / ms);
+    std::printf("decode B=%-4ld T=%ld %s %s  %8.1f us  %.2f TB/s\n", static_cast<long>(batch),
+                static_cast<long>(tokens), state == DType::kFp32 ? "fp32" : "bf16",
+                layout == StateLayout::kVK ? "V,K" : "K,V", 1e3 * ms, gigabytes / ms);
 }
 
 }  // namespace

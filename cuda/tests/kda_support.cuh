@@ -71,14 +71,18 @@ __device__ inline uint32_t hash(uint64_t x) {
 
 enum class Draw { kNormal, kUniform, kSharedNormal, kSpikes };
 
-// kSharedNormal: the same row for all tokens of a head, plus `spread` * noise; kSpikes: `mean` + `spread` * noise, or -1000 with probability 1/4.
-static __global__ void fill_kernel(void* x, DType t, int64_t rows, int64_t heads, int64_t dim, int64_t stride_t, int64_t stride_h, Draw draw,
-                                   float mean, float spread, uint64_t seed) {
-    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * heads * dim; i += int64_t{gridDim.x} * blockDim.x) {
+// kSharedNormal: the same row for all tokens of a head, plus `spread` * noise; kSpikes: `mean` + `spread` * noise, or
+// -1000 with probability 1/4.
+static __global__ void fill_kernel(void* x, DType t, int64_t rows, int64_t heads, int64_t dim, int64_t stride_t,
+                                   int64_t stride_h, Draw draw, float mean, float spread, uint64_t seed) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * heads * dim;
+         i += int64_t{gridDim.x} * blockDim.x) {
         const int64_t d = i % dim;
         const int64_t h = i / dim % heads;
         const int64_t row = i / dim / heads;
-        const auto uniform = [&](uint64_t key) { return (hash(key + seed * 0x9e3779b97f4a7c15ull) + 0.5f) * 2.3283064e-10f; };
+        const auto uniform = [&](uint64_t key) {
+            return (hash(key + seed * 0x9e3779b97f4a7c15ull) + 0.5f) * 2.3283064e-10f;
+        };
         const auto normal = [&](uint64_t key) {
             return sqrtf(-2.0f * logf(uniform(2 * key) + 1e-12f)) * cospif(2.0f * uniform(2 * key + 1));
         };
@@ -96,8 +100,8 @@ static __global__ void fill_kernel(void* x, DType t, int64_t rows, int64_t heads
     }
 }
 
-// One block per (sequence, value head); thread v owns column v of the state in shared memory. Output and final state as doubles, dense
-// [rows, HV, V] and [N, HV, V, K].
+// One block per (sequence, value head); thread v owns column v of the state in shared memory. Output and final state as
+// doubles, dense [rows, HV, V] and [N, HV, V, K].
 static __global__ void reference_kernel(const __grid_constant__ KdaParams p, double* out, double* final_state) {
     extern __shared__ double state[];  // [K][V]
     __shared__ double q[128], k[128], decay[128];
@@ -115,19 +119,25 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
     int64_t slot = p.state_slots != nullptr ? index(p.state_slots, n) : n;
     const bool padding = p.state_slots != nullptr && slot == p.padding_slot;
     for (int c = 0; c < 128; ++c) {
-        const int64_t offset = slot * p.initial_stride_n + head * p.initial_stride_h + (p.state_layout == StateLayout::kVK ? v * 128 + c : c * 128 + v);
-        state[c * 128 + v] = p.initial_state != nullptr && !padding ? read_element(p.initial_state, offset, p.initial_dtype) : 0.0;
+        const int64_t offset = slot * p.initial_stride_n + head * p.initial_stride_h +
+                               (p.state_layout == StateLayout::kVK ? v * 128 + c : c * 128 + v);
+        state[c * 128 + v] =
+            p.initial_state != nullptr && !padding ? read_element(p.initial_state, offset, p.initial_dtype) : 0.0;
     }
     const double a = p.a_log != nullptr ? exp(static_cast<double>(p.a_log[head])) : 1.0;
     for (int64_t t = 0; t < tokens; ++t) {
         const int64_t row = first + t;
         __syncthreads();
-        q[v] = read_element(p.q, batch * p.q_stride.batch + row * p.q_stride.token + head_qk * p.q_stride.head + v, p.dtype);
-        k[v] = read_element(p.k, batch * p.k_stride.batch + row * p.k_stride.token + head_qk * p.k_stride.head + v, p.dtype);
-        double y = read_element(p.g, batch * p.g_stride.batch + row * p.g_stride.token + head * p.g_stride.head + v, p.gate_dtype);
+        q[v] = read_element(p.q, batch * p.q_stride.batch + row * p.q_stride.token + head_qk * p.q_stride.head + v,
+                            p.dtype);
+        k[v] = read_element(p.k, batch * p.k_stride.batch + row * p.k_stride.token + head_qk * p.k_stride.head + v,
+                            p.dtype);
+        double y = read_element(p.g, batch * p.g_stride.batch + row * p.g_stride.token + head * p.g_stride.head + v,
+                                p.gate_dtype);
         if (p.gate != Gate::kLog) {
             y += p.dt_bias != nullptr ? p.dt_bias[head * 128 + v] : 0.0;
-            y = p.gate == Gate::kBounded ? p.lower_bound / (1.0 + exp(-a * y)) : -a * (fmax(y, 0.0) + log1p(exp(-fabs(y))));
+            y = p.gate == Gate::kBounded ? p.lower_bound / (1.0 + exp(-a * y))
+                                         : -a * (fmax(y, 0.0) + log1p(exp(-fabs(y))));
         }
         decay[v] = exp(y);
         __syncthreads();
@@ -142,11 +152,13 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
             norm_q /= sqrt(sum_q);
             norm_k /= sqrt(sum_k);
         }
-        double beta = read_element(p.beta, batch * p.beta_stride.batch + row * p.beta_stride.token + head * p.beta_stride.head, p.beta_dtype);
+        double beta = read_element(
+            p.beta, batch * p.beta_stride.batch + row * p.beta_stride.token + head * p.beta_stride.head, p.beta_dtype);
         if (p.beta_activation != BetaActivation::kRaw) {
             beta = (p.beta_activation == BetaActivation::kSigmoid2 ? 2.0 : 1.0) / (1.0 + exp(-beta));
         }
-        double e = read_element(p.v, batch * p.v_stride.batch + row * p.v_stride.token + head * p.v_stride.head + v, p.dtype);
+        double e =
+            read_element(p.v, batch * p.v_stride.batch + row * p.v_stride.token + head * p.v_stride.head + v, p.dtype);
         for (int c = 0; c < 128; ++c) {
             state[c * 128 + v] *= decay[c];
             e -= state[c * 128 + v] * k[c] * norm_k;
@@ -164,9 +176,11 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
 }
 
 // sums[0] += |x - ref|^2, sums[1] += |ref|^2, sums[2] += number of non-finite x. x row r, column c at r * stride + c.
-static __global__ void error_kernel(const void* x, DType t, const double* ref, int64_t rows, int64_t columns, int64_t stride, double* sums) {
+static __global__ void error_kernel(const void* x, DType t, const double* ref, int64_t rows, int64_t columns,
+                                    int64_t stride, double* sums) {
     double error = 0.0, norm = 0.0, bad = 0.0;
-    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * columns; i += int64_t{gridDim.x} * blockDim.x) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * columns;
+         i += int64_t{gridDim.x} * blockDim.x) {
         const double value = read_element(x, i / columns * stride + i % columns, t);
         if (!isfinite(value)) {
             bad += 1.0;
@@ -192,7 +206,8 @@ inline double relative_error(const void* x, DType t, const double* ref, int64_t 
 }
 
 static __global__ void transpose_kernel(const double* in, double* out, int64_t matrices) {
-    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < matrices * 16384; i += int64_t{gridDim.x} * blockDim.x) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < matrices * 16384;
+         i += int64_t{gridDim.x} * blockDim.x) {
         const int64_t m = i / 16384;
         const int64_t r = i % 16384 / 128;
         const int64_t c = i % 128;
@@ -210,7 +225,8 @@ struct Case {
     bool l2norm = true, a_log = true, dt_bias = true, index64 = false;
     float lower_bound = -5.0f;
     Draw draw_q = Draw::kNormal, draw_k = Draw::kNormal, draw_g = Draw::kNormal;
-    float mean_qk = 0.0f, spread_q = 1.0f, spread_k = 1.0f, mean_g = 0.0f, spread_g = 1.0f, mean_beta = 0.0f, spread_beta = 1.0f;
+    float mean_qk = 0.0f, spread_q = 1.0f, spread_k = 1.0f, mean_g = 0.0f, spread_g = 1.0f, mean_beta = 0.0f,
+          spread_beta = 1.0f;
     float mean_a_log = 0.0f, spread_a_log = 1.0f;
     StateLayout layout = StateLayout::kVK;
     DType initial_dtype = DType::kFp32, final_dtype = DType::kFp32;
@@ -241,13 +257,15 @@ struct Inputs {
     explicit Inputs(const Case& c) {
         const int64_t rows = c.rows();
         std::memset(static_cast<void*>(&p), 0, sizeof(p));
-        const auto tensor = [&](BufferPtr& b, DType t, int64_t heads, int64_t dim, Strides& strides, Draw draw, float mean, float spread, uint64_t salt) {
+        const auto tensor = [&](BufferPtr& b, DType t, int64_t heads, int64_t dim, Strides& strides, Draw draw,
+                                float mean, float spread, uint64_t salt) {
             const int64_t pad = dim > 1 ? c.pad : 0;
             const int64_t stride = heads * dim + pad;
             b = make_buffer(static_cast<size_t>(rows + kSlackRows) * stride * element_bytes(t));
             b->poison();
             if (rows > 0) {
-                fill_kernel<<<528, 256>>>(b->data, t, rows, heads, dim, stride, dim, draw, mean, spread, c.seed * 16 + salt);
+                fill_kernel<<<528, 256>>>(b->data, t, rows, heads, dim, stride, dim, draw, mean, spread,
+                                          c.seed * 16 + salt);
             }
             strides = {c.tokens * stride, stride, dim};
             return b->data;
@@ -261,7 +279,8 @@ struct Inputs {
         p.out = tensor(out, c.dtype, c.heads_v, 128, p.out_stride, Draw::kNormal, 0.0f, 1.0f, 6);
         const auto vector = [&](BufferPtr& b, int64_t count, float mean, float spread, uint64_t salt) {
             b = make_buffer(static_cast<size_t>(count) * 4);
-            fill_kernel<<<64, 256>>>(b->data, DType::kFp32, 1, 1, count, count, count, Draw::kUniform, mean, spread, c.seed * 16 + salt);
+            fill_kernel<<<64, 256>>>(b->data, DType::kFp32, 1, 1, count, count, count, Draw::kUniform, mean, spread,
+                                     c.seed * 16 + salt);
             return static_cast<const float*>(b->data);
         };
         if (c.a_log) {
@@ -272,7 +291,8 @@ struct Inputs {
         }
         const int64_t states = c.sequences() * c.heads_v;
         initial = make_buffer(static_cast<size_t>(states) * 16384 * element_bytes(c.initial_dtype));
-        fill_kernel<<<264, 256>>>(initial->data, c.initial_dtype, states, 1, 16384, 16384, 0, Draw::kNormal, 0.0f, 0.3f, c.seed * 16 + 9);
+        fill_kernel<<<264, 256>>>(initial->data, c.initial_dtype, states, 1, 16384, 16384, 0, Draw::kNormal, 0.0f, 0.3f,
+                                  c.seed * 16 + 9);
         final = make_buffer(static_cast<size_t>(states) * 16384 * element_bytes(c.final_dtype));
         final->poison();
         p.initial_state = c.initial ? initial->data : nullptr;
@@ -311,8 +331,9 @@ struct Inputs {
             p.cu_seqlens = cu->data;
             if (c.poisoned >= 0) {
                 const auto spoil = [&](const BufferPtr& b, DType t, const Strides& s) {
-                    check(cudaMemset(static_cast<char*>(b->data) + starts[c.poisoned] * s.token * element_bytes(t), 0xff,
-                                     c.lengths[c.poisoned] * s.token * element_bytes(t)), "spoil");
+                    check(cudaMemset(static_cast<char*>(b->data) + starts[c.poisoned] * s.token * element_bytes(t),
+                                     0xff, c.lengths[c.poisoned] * s.token * element_bytes(t)),
+                          "spoil");
                 };
                 spoil(q, c.dtype, p.q_stride);
                 spoil(k, c.dtype, p.k_stride);

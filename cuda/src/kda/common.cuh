@@ -45,7 +45,8 @@ __device__ __forceinline__ float load_scalar(const void* array, int64_t i, bool 
 }
 
 __device__ __forceinline__ float load_state(const void* state, int64_t i, bool is_bf16) {
-    return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(state)[i]) : static_cast<const float*>(state)[i];
+    return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(state)[i])
+                   : static_cast<const float*>(state)[i];
 }
 
 __device__ __forceinline__ void store_state(void* state, int64_t i, bool is_bf16, float x) {
@@ -82,10 +83,13 @@ __device__ __forceinline__ float softplus_gate_log2(const GateConstants& c, floa
 }
 
 __device__ __forceinline__ float gate_log2(const GateConstants& c, float y) {
-    return c.gate == Gate::kBounded ? bounded_gate_log2(c, y) : c.gate == Gate::kSoftplus ? softplus_gate_log2(c, y) : y * kLog2e;
+    return c.gate == Gate::kBounded    ? bounded_gate_log2(c, y)
+           : c.gate == Gate::kSoftplus ? softplus_gate_log2(c, y)
+                                       : y * kLog2e;
 }
 
-// 2^x for x <= 0. Close to 1 the first-order series is exact to fp32, where a bias of ex2.approx would add up over 10^5 tokens.
+// 2^x for x <= 0. Close to 1 the first-order series is exact to fp32, where a bias of ex2.approx would add up over 10^5
+// tokens.
 __device__ __forceinline__ float decay_from_log2(float x) {
     const float power = ptx::exp2_approx(x);
     const float series = fmaf(x, kLn2, 1.0f);

@@ -32,10 +32,12 @@ const char* kda_decode_refusal(const KdaParams& p) {
     if (p.dtype == DType::kFp32) {
         return "dtype must be fp16 or bf16";
     }
-    if ((p.gate_dtype != p.dtype && p.gate_dtype != DType::kFp32) || (p.beta_dtype != p.dtype && p.beta_dtype != DType::kFp32)) {
+    if ((p.gate_dtype != p.dtype && p.gate_dtype != DType::kFp32) ||
+        (p.beta_dtype != p.dtype && p.beta_dtype != DType::kFp32)) {
         return "gate_dtype and beta_dtype must be fp32 or the dtype of q";
     }
-    if (p.initial_stride_n % 8 != 0 || p.initial_stride_h % 8 != 0 || p.final_stride_n % 8 != 0 || p.final_stride_h % 8 != 0) {
+    if (p.initial_stride_n % 8 != 0 || p.initial_stride_h % 8 != 0 || p.final_stride_n % 8 != 0 ||
+        p.final_stride_h % 8 != 0) {
         return "strides of the state must be multiples of 8";
     }
     if (p.num_sequences * p.heads_v * kDecodeSplits > 0x7fffffff) {

@@ -1,11 +1,12 @@
-// Decode: the recurrence itself, token by token, on the pool of states. Bound by memory: each state is read and written once.
+// Decode: the recurrence itself, token by token, on the pool of states. Bound by memory: each state is read and written
+// once.
 //
-// A block of 4 warps owns half the value columns of one (sequence, value head), a warp 16 of them. A lane keeps 16 key channels x 4 value columns of the
-// state in registers, arranged so that global accesses are wide in either layout:
-//   V, K layout: lane = 8 r + j holds columns 4 i + r (i < 4); channels in runs of 4 (fp32) or 8 (bf16) that the 8 lanes j interleave
-//   K, V layout: lane = 4 j + r holds columns 4 r + i (i < 4), channels 8 m + j (m < 16)
-// Sums over channels are butterflies over the 8 lanes j. Normalised q and k, decay and beta of kTokens tokens at a time are prepared in
-// shared memory by one warp per token.
+// A block of 4 warps owns half the value columns of one (sequence, value head), a warp 16 of them. A lane keeps 16 key
+// channels x 4 value columns of the state in registers, arranged so that global accesses are wide in either layout:
+//   V, K layout: lane = 8 r + j holds columns 4 i + r (i < 4); channels in runs of 4 (fp32) or 8 (bf16) that the 8
+//   lanes j interleave K, V layout: lane = 4 j + r holds columns 4 r + i (i < 4), channels 8 m + j (m < 16)
+// Sums over channels are butterflies over the 8 lanes j. Normalised q and k, decay and beta of kTokens tokens at a time
+// are prepared in shared memory by one warp per token.
 #pragma once
 
 #include "kda/common.cuh"
@@ -76,7 +77,8 @@ __device__ __forceinline__ void decode_load(float (&s)[16][4], const void* pool,
     } else {
 #pragma unroll
         for (int m = 0; m < 16; ++m) {
-            const int64_t offset = base + decode_channel<kLayout, kBf16>(m, lane.j) * kDecodeDim + lane.column0 + 4 * lane.r;
+            const int64_t offset =
+                base + decode_channel<kLayout, kBf16>(m, lane.j) * kDecodeDim + lane.column0 + 4 * lane.r;
             if constexpr (kBf16) {
                 const uint2 u = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(pool) + offset);
                 const float2 low = unpack2<__nv_bfloat16>(u.x);
@@ -91,7 +93,8 @@ __device__ __forceinline__ void decode_load(float (&s)[16][4], const void* pool,
 }
 
 template <StateLayout kLayout, bool kBf16>
-__device__ __forceinline__ void decode_store(const float (&s)[16][4], void* pool, int64_t base, const DecodeLane& lane) {
+__device__ __forceinline__ void decode_store(const float (&s)[16][4], void* pool, int64_t base,
+                                             const DecodeLane& lane) {
     if constexpr (kLayout == StateLayout::kVK) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -99,25 +102,30 @@ __device__ __forceinline__ void decode_store(const float (&s)[16][4], void* pool
             if constexpr (kBf16) {
 #pragma unroll
                 for (int m = 0; m < 16; m += 8) {
-                    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(pool) + row + decode_channel<kLayout, kBf16>(m, lane.j)) = {
-                        ptx::pack2<__nv_bfloat16>(s[m][i], s[m + 1][i]), ptx::pack2<__nv_bfloat16>(s[m + 2][i], s[m + 3][i]),
-                        ptx::pack2<__nv_bfloat16>(s[m + 4][i], s[m + 5][i]), ptx::pack2<__nv_bfloat16>(s[m + 6][i], s[m + 7][i])};
+                    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(pool) + row +
+                                              decode_channel<kLayout, kBf16>(m, lane.j)) = {
+                        ptx::pack2<__nv_bfloat16>(s[m][i], s[m + 1][i]),
+                        ptx::pack2<__nv_bfloat16>(s[m + 2][i], s[m + 3][i]),
+                        ptx::pack2<__nv_bfloat16>(s[m + 4][i], s[m + 5][i]),
+                        ptx::pack2<__nv_bfloat16>(s[m + 6][i], s[m + 7][i])};
                 }
             } else {
 #pragma unroll
                 for (int m = 0; m < 16; m += 4) {
-                    *reinterpret_cast<float4*>(static_cast<float*>(pool) + row + decode_channel<kLayout, kBf16>(m, lane.j)) = {
-                        s[m][i], s[m + 1][i], s[m + 2][i], s[m + 3][i]};
+                    *reinterpret_cast<float4*>(static_cast<float*>(pool) + row +
+                                               decode_channel<kLayout, kBf16>(m, lane.j)) = {s[m][i], s[m + 1][i],
+                                                                                             s[m + 2][i], s[m + 3][i]};
                 }
             }
         }
     } else {
 #pragma unroll
         for (int m = 0; m < 16; ++m) {
-            const int64_t offset = base + decode_channel<kLayout, kBf16>(m, lane.j) * kDecodeDim + lane.column0 + 4 * lane.r;
+            const int64_t offset =
+                base + decode_channel<kLayout, kBf16>(m, lane.j) * kDecodeDim + lane.column0 + 4 * lane.r;
             if constexpr (kBf16) {
-                *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(pool) + offset) = {ptx::pack2<__nv_bfloat16>(s[m][0], s[m][1]),
-                                                                                         ptx::pack2<__nv_bfloat16>(s[m][2], s[m][3])};
+                *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(pool) + offset) = {
+                    ptx::pack2<__nv_bfloat16>(s[m][0], s[m][1]), ptx::pack2<__nv_bfloat16>(s[m][2], s[m][3])};
             } else {
                 *reinterpret_cast<float4*>(static_cast<float*>(pool) + offset) = {s[m][0], s[m][1], s[m][2], s[m][3]};
             }
@@ -136,8 +144,8 @@ __device__ __forceinline__ float channel_sum(float x) {
 
 // One warp: q, k, decay and beta of one token into shared memory; a lane has 4 channels.
 template <typename T>
-__device__ __forceinline__ void decode_prepare(DecodeShared& sm, const KdaParams& p, const GateConstants& gate, int slot, int64_t batch,
-                                               int64_t row, int64_t head, int lane) {
+__device__ __forceinline__ void decode_prepare(DecodeShared& sm, const KdaParams& p, const GateConstants& gate,
+                                               int slot, int64_t batch, int64_t row, int64_t head, int lane) {
     const int64_t head_qk = head / (p.heads_v / p.heads_qk);
     const int64_t q0 = batch * p.q_stride.batch + row * p.q_stride.token + head_qk * p.q_stride.head;
     const int64_t k0 = batch * p.k_stride.batch + row * p.k_stride.token + head_qk * p.k_stride.head;
@@ -215,7 +223,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 4) kda_decode_kernel(const __g
             s[m][0] = s[m][1] = s[m][2] = s[m][3] = 0.0f;
         }
     } else {
-        decode_load<kLayout, kBf16>(s, p.initial_state, start_slot * p.initial_stride_n + head * p.initial_stride_h, lane);
+        decode_load<kLayout, kBf16>(s, p.initial_state, start_slot * p.initial_stride_n + head * p.initial_stride_h,
+                                    lane);
     }
 
     const GateConstants gate = gate_constants(p, head);
@@ -228,8 +237,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 4) kda_decode_kernel(const __g
         __syncthreads();
         for (int token = 0; token < count; ++token) {
             const int64_t row = first_row + token0 + token;
-            const T* const v = static_cast<const T*>(p.v) + batch * p.v_stride.batch + row * p.v_stride.token + head * p.v_stride.head +
-                               lane.column0;
+            const T* const v = static_cast<const T*>(p.v) + batch * p.v_stride.batch + row * p.v_stride.token +
+                               head * p.v_stride.head + lane.column0;
             float value[4], dot[4] = {}, out[4] = {};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -262,8 +271,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 4) kda_decode_kernel(const __g
                     out[i] = fmaf(s[m][i], q, out[i]);
                 }
             }
-            T* const o = static_cast<T*>(p.out) + batch * p.out_stride.batch + row * p.out_stride.token + head * p.out_stride.head +
-                         lane.column0;
+            T* const o = static_cast<T*>(p.out) + batch * p.out_stride.batch + row * p.out_stride.token +
+                         head * p.out_stride.head + lane.column0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 out[i] = channel_sum<kLayout>(out[i]);
@@ -274,7 +283,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 4) kda_decode_kernel(const __g
             if (per_token && token0 + token < p.slots_per_sequence) {
                 const int64_t slot = slot_of(token0 + token);
                 if (!is_padding(slot)) {
-                    decode_store<kLayout, kBf16>(s, p.final_state, slot * p.final_stride_n + head * p.final_stride_h, lane);
+                    decode_store<kLayout, kBf16>(s, p.final_state, slot * p.final_stride_n + head * p.final_stride_h,
+                                                 lane);
                 }
             }
         }

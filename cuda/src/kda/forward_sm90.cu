@@ -11,9 +11,13 @@ bool multiple_of_8(const Strides& s) {
     return s.batch % 8 == 0 && s.token % 8 == 0 && s.head % 8 == 0;
 }
 
-// One warpgroup a block (V split in two) while that puts more SMs to work; from one unit per SM on, both halves share their operand loads.
+// Values split over two blocks of one consumer warpgroup, or one block of two. A chunk takes about 0.74 us in the first
+// and 1.19 us in the second (docs/kernels/kda.md), one block an SM, so what counts is waves over the SMs of an H100 or
+// H200.
 bool split_values(const KdaParams& p) {
-    return p.num_sequences * p.heads_v <= 66;
+    constexpr int64_t kSms = 132;
+    const int64_t units = p.num_sequences * p.heads_v;
+    return (2 * units + kSms - 1) / kSms * 74 <= (units + kSms - 1) / kSms * 119;
 }
 
 bool anchor_free_gate(const KdaParams& p) {
@@ -24,8 +28,8 @@ template <typename T, int kGroups>
 int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStream_t stream) {
     using Config = RecurrenceConfig<kGroups>;
     const auto kernel = kda_recurrence_sm90_kernel<T, kGroups>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(Config::kSharedBytes));
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(Config::kSharedBytes));
     if (error != cudaSuccess) {
         return error;
     }
@@ -37,12 +41,14 @@ int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStre
 template <typename T>
 int32_t launch_prepare(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
     const auto kernel = anchor_free_gate(p) ? kda_prepare_sm90_kernel<T, true> : kda_prepare_sm90_kernel<T, false>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepareShared));
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepareShared));
     if (error != cudaSuccess) {
         return error;
     }
     const int64_t tasks = num_slots(p) * p.heads_v;
-    kernel<<<static_cast<unsigned>((tasks + kPreparePairs - 1) / kPreparePairs), kPrepareThreads, sizeof(PrepareShared), stream>>>(p, workspace);
+    kernel<<<static_cast<unsigned>((tasks + kPreparePairs - 1) / kPreparePairs), kPrepareThreads, sizeof(PrepareShared),
+             stream>>>(p, workspace);
     return cudaPeekAtLastError();
 }
 
@@ -54,7 +60,8 @@ int32_t launch(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
             return error;
         }
     }
-    return split_values(p) ? launch_recurrence<T, 1>(p, workspace, stream) : launch_recurrence<T, 2>(p, workspace, stream);
+    return split_values(p) ? launch_recurrence<T, 1>(p, workspace, stream)
+                           : launch_recurrence<T, 2>(p, workspace, stream);
 }
 
 }  // namespace
@@ -66,11 +73,12 @@ const char* kda_forward_sm90_refusal(const KdaParams& p) {
     if (p.dtype == DType::kFp32) {
         return "dtype must be fp16 or bf16";
     }
-    if ((p.gate_dtype != p.dtype && p.gate_dtype != DType::kFp32) || (p.beta_dtype != p.dtype && p.beta_dtype != DType::kFp32)) {
+    if ((p.gate_dtype != p.dtype && p.gate_dtype != DType::kFp32) ||
+        (p.beta_dtype != p.dtype && p.beta_dtype != DType::kFp32)) {
         return "gate_dtype and beta_dtype must be fp32 or the dtype of q";
     }
-    if (!multiple_of_8(p.q_stride) || !multiple_of_8(p.k_stride) || !multiple_of_8(p.v_stride) || !multiple_of_8(p.g_stride) ||
-        !multiple_of_8(p.out_stride)) {
+    if (!multiple_of_8(p.q_stride) || !multiple_of_8(p.k_stride) || !multiple_of_8(p.v_stride) ||
+        !multiple_of_8(p.g_stride) || !multiple_of_8(p.out_stride)) {
         return "strides of q, k, v, g and out must be multiples of 8";
     }
     constexpr int64_t kMaxStride = INT32_MAX / kChunk - kDim;  // offsets inside a chunk are 32-bit

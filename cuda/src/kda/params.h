@@ -1,5 +1,5 @@
-// Parameters of the KDA kernels, filled by the API after validation and shared by every kernel. Plain data, passed by value.
-// Symbols as in the paper: per token t, on a K x V state S of one value head,
+// Parameters of the KDA kernels, filled by the API after validation and shared by every kernel. Plain data, passed by
+// value. Symbols as in the paper: per token t, on a K x V state S of one value head,
 //   S <- diag(exp(gate_t)) S;  e = v_t - S^T k_t;  S <- S + beta_t k_t e^T;  o_t = scale S^T q_t.
 #pragma once
 
@@ -51,8 +51,8 @@ struct KdaParams {
     const void* cu_seqlens;  // [N + 1], null when dense
     int32_t index64;         // index arrays are int64 (else int32)
 
-    // States [rows, HV, K, V] or [rows, HV, V, K], inner block dense. Row of sequence n: state_slots[n], or n without slots. A sequence whose
-    // slot is padding_slot starts from zeros and stores no state.
+    // States [rows, HV, K, V] or [rows, HV, V, K], inner block dense. Row of sequence n: state_slots[n], or n without
+    // slots. A sequence whose slot is padding_slot starts from zeros and stores no state.
     const void* initial_state;  // null: zeros
     void* final_state;          // null: not wanted
     int64_t initial_stride_n, initial_stride_h;
@@ -63,8 +63,8 @@ struct KdaParams {
     const void* state_slots;
     int64_t padding_slot;
 
-    // Forward only: the state after every checkpoint_interval tokens, dense rows [.., HV, K x V]. Row of the j-th checkpoint of sequence n:
-    // n * floor(T / interval) + j, or cu_checkpoints[n] + j.
+    // Forward only: the state after every checkpoint_interval tokens, dense rows [.., HV, K x V]. Row of the j-th
+    // checkpoint of sequence n: n * floor(T / interval) + j, or cu_checkpoints[n] + j.
     void* checkpoints;
     const void* cu_checkpoints;
     int64_t checkpoint_interval;  // a multiple of 64; 0: none
@@ -83,9 +83,10 @@ size_t kda_forward_sm90_workspace(const KdaParams& params);
 const char* kda_forward_sm90_refusal(const KdaParams& params);
 const char* kda_forward_sm90_name(const KdaParams& params);
 
-// One or a few tokens per sequence on a pool of states (final_state; initial_state is read, and may be the same memory).
-// slots_per_sequence = 1: the state is read before the first and written after the last token. Otherwise it is written after every
-// token t to slots[n][t], and the start state is slots[n][num_accepted[n] - 1] (slots[n][0] without num_accepted).
+// One or a few tokens per sequence on a pool of states (final_state; initial_state is read, and may be the same
+// memory). slots_per_sequence = 1: the state is read before the first and written after the last token. Otherwise it is
+// written after every token t to slots[n][t], and the start state is slots[n][num_accepted[n] - 1] (slots[n][0] without
+// num_accepted).
 int32_t launch_kda_decode(const KdaParams& params, cudaStream_t stream);
 const char* kda_decode_refusal(const KdaParams& params);
 const char* kda_decode_name(const KdaParams& params);

@@ -1,19 +1,22 @@
 // Prepare: everything of a chunk that does not depend on the state, for all chunks in parallel.
 //
-// Two warps per chunk, 16 tokens each; two chunks per block. All products run on tensor cores with no bound on the gate. For a pair of rows i > j of a
-// 16-row block let s be the level (1, 2, 4, 8) at which i/s and j/s are neighbours with i/s odd. With the end of the even half as anchor
-// both exp(G_i - G_anchor) and exp(G_anchor - G_j) are <= 1, and no anchor lies behind the row that it serves, so later gates cannot
-// change earlier bits. One m16n8k8 (tf32) per level and 8 channels does all pairs of that level: A holds the odd-half rows, of k in rows 0-7
-// and of q in rows 8-15, B the even-half rows of k.
+// Two warps per chunk, 16 tokens each; two chunks per block. All products run on tensor cores with no bound on the
+// gate. For a pair of rows i > j of a 16-row block let s be the level (1, 2, 4, 8) at which i/s and j/s are neighbours
+// with i/s odd. With the end of the even half as anchor both exp(G_i - G_anchor) and exp(G_anchor - G_j) are <= 1, and
+// no anchor lies behind the row that it serves, so later gates cannot change earlier bits. One m16n8k8 (tf32) per level
+// and 8 channels does all pairs of that level: A holds the odd-half rows, of k in rows 0-7 and of q in rows 8-15, B the
+// even-half rows of k.
 //
-// Lane (g, t) owns rows g and 15 - g: their indices are bit complements, so at each level one is the odd-half row and the other the
-// even-half row and operands are built from the lane's own registers. Prefix (pre) and suffix (suf) decay products double per level with one
-// shuffle per element.
+// Lane (g, t) owns rows g and 15 - g: their indices are bit complements, so at each level one is the odd-half row and
+// the other the even-half row and operands are built from the lane's own registers. Prefix (pre) and suffix (suf) decay
+// products double per level with one shuffle per element.
 //
-// tf32 because rounding L and A's operands to 16 bits is what limits accuracy when keys are nearly collinear; it also packs nothing.
+// tf32 because rounding L and A's operands to 16 bits is what limits accuracy when keys are nearly collinear; it also
+// packs nothing.
 //
-// Per pair of warps, shared memory: transposed L and A (fp32 32 x 36), the other block's decay totals, block 0's restored keys and block 1's decayed queries
-// (double-buffered by channel group), norms and beta. The inputs are staged by cp.async, all of a chunk in flight at once. Named barrier 1 + pair, 64 threads: after each channel group, after the norms, after L.
+// Per pair of warps, shared memory: transposed L and A (fp32 32 x 36), decay totals, block 0's restored keys and block
+// 1's decayed queries (double-buffered by channel group), norms and beta. The inputs are staged by cp.async, all of a
+// chunk in flight at once. Named barrier 1 + pair, 64 threads: after each channel group, after the norms, after L.
 #pragma once
 
 #include "kda/chunk.cuh"
@@ -33,7 +36,7 @@ struct PrepareShared {
     struct Pair {
         // [buffer][block][row r1, r2][four channels][lane], tf32: block 0's k * exp(G_15 - G), block 1's q * exp(G).
         uint4 exchange[2][2][2][2][32];
-        float total[2][2][32];     // [buffer][block][channel of the group]
+        float total[2][2][32];  // [buffer][block][channel of the group]
         float norm_k[kChunk];
         float norm_q[kChunk];
         float beta[kChunk];
@@ -42,18 +45,19 @@ struct PrepareShared {
         float l_transposed[kChunk][kMatrixPitch];  // [column][row] of beta_i P_ij
         float a[kChunk][kMatrixPitch];
     };
-    // k, q and 16-bit gates of the whole chunk, 16 bytes a lane: [warp][channel group][tensor, row][lane]. Each lane copies what it reads.
-    // Once both warps are past them, the matrices of a pair take the place of its first warp's.
+    // k, q and 16-bit gates of the whole chunk, 16 bytes a lane: [warp][channel group][tensor, row][lane]. Each lane
+    // copies what it reads. Once both warps are past them, the matrices of a pair take the place of its first warp's.
     uint4 staged[2 * kPreparePairs][kDim / 32][6][32];
 };
-static_assert(sizeof(PrepareShared::Matrices) <= sizeof(PrepareShared::staged[0]), "the matrices fit a warp's staged inputs");
+static_assert(sizeof(PrepareShared::Matrices) <= sizeof(PrepareShared::staged[0]),
+              "the matrices fit a warp's staged inputs");
 static_assert(3 * (sizeof(PrepareShared) + 1024) <= 233472, "three blocks per SM");
 
-// Decays of eight channels of a row from its gates: `raw` when they are 16-bit, read here when fp32. 1 for a row past the end.
-// kBoundedOnly leaves the other gates out of the code: the instruction cache is a limit here.
+// Decays of eight channels of a row from its gates: `raw` when they are 16-bit, read here when fp32. 1 for a row past
+// the end. kBoundedOnly leaves the other gates out of the code: the instruction cache is a limit here.
 template <typename T, bool kBoundedOnly>
-__device__ __forceinline__ void decays(float (&decay)[8], const uint4& raw, const float* fp32_gates, const GateConstants& gate,
-                                       const float (&bias)[8], bool valid) {
+__device__ __forceinline__ void decays(float (&decay)[8], const uint4& raw, const float* fp32_gates,
+                                       const GateConstants& gate, const float (&bias)[8], bool valid) {
     if (fp32_gates == nullptr) {
         unpack8<T>(decay, raw);
     } else if (valid) {
@@ -93,14 +97,16 @@ __device__ __forceinline__ void scale_pack(uint32_t (&r)[4], const float (&x)[8]
     }
 }
 
-// Adds one level's products to acc, then doubles the extent of the prefixes and suffixes. kLevel 0..3 is s = 1, 2, 4, 8.
+// Adds one level's products to acc, then doubles the extent of the prefixes and suffixes. kLevel 0..3 is s = 1, 2,
+// 4, 8.
 template <typename T, int kLevel>
-__device__ __forceinline__ void level(float (&acc)[4], float (&pre)[2][8], float (&suf)[2][8], const float (&k)[2][8], const uint4 (&q)[2],
-                                      int g) {
+__device__ __forceinline__ void level(float (&acc)[4], float (&pre)[2][8], float (&suf)[2][8], const float (&k)[2][8],
+                                      const uint4 (&q)[2], int g) {
     constexpr int s = 1 << kLevel;
     const bool first_odd = s < 8 && (g & s) != 0;  // row r1 = g is the odd-half row; else r2 = 15 - g is
     float odd_q[8];
-    unpack8<T>(odd_q, {first_odd ? q[0].x : q[1].x, first_odd ? q[0].y : q[1].y, first_odd ? q[0].z : q[1].z, first_odd ? q[0].w : q[1].w});
+    unpack8<T>(odd_q, {first_odd ? q[0].x : q[1].x, first_odd ? q[0].y : q[1].y, first_odd ? q[0].z : q[1].z,
+                       first_odd ? q[0].w : q[1].w});
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
         uint32_t odd_k[2], odd_q32[2], even_k[2];
@@ -111,7 +117,8 @@ __device__ __forceinline__ void level(float (&acc)[4], float (&pre)[2][8], float
             odd_q32[c] = ptx::round_tf32(odd_q[i + c] * factor);
             const float even = first_odd ? k[1][i + c] : k[0][i + c];
             // The suffix of a one-row half is 1, and a 16-bit value needs no rounding.
-            even_k[c] = kLevel == 0 ? __float_as_uint(even) : ptx::round_tf32(even * (first_odd ? suf[1][i + c] : suf[0][i + c]));
+            even_k[c] = kLevel == 0 ? __float_as_uint(even)
+                                    : ptx::round_tf32(even * (first_odd ? suf[1][i + c] : suf[0][i + c]));
         }
         ptx::mma_m16n8k8_tf32(acc, {odd_k[0], odd_q32[0], odd_k[1], odd_q32[1]}, even_k[0], even_k[1]);
     }
@@ -136,14 +143,15 @@ __device__ __forceinline__ void level(float (&acc)[4], float (&pre)[2][8], float
     }
 }
 
-// The cheaper way where the gate is bounded, lower_bound >= kAnchorFreeBound: one product for the whole 16 x 16 block with its first row as
-// anchor. exp(-G) of the columns that count (0..14) stays below e^75, so keys up to 9e5 fit; tf32 has the exponent of fp32.
-// acc[0..1] is k k^T and acc[2..3] q k^T, by column halves as in `cross`. Leaves the suffixes in suf and the block's decay in total.
+// The cheaper way where the gate is bounded, lower_bound >= kAnchorFreeBound: one product for the whole 16 x 16 block
+// with its first row as anchor. exp(-G) of the columns that count (0..14) stays below e^75, so keys up to 9e5 fit; tf32
+// has the exponent of fp32. acc[0..1] is k k^T and acc[2..3] q k^T, by column halves as in `cross`. Leaves the suffixes
+// in suf and the block's decay in total.
 inline constexpr float kAnchorFreeBound = -5.0f;
 
 template <typename T>
-__device__ __forceinline__ void anchor_free(float (&acc)[4][4], float (&pre)[2][8], float (&suf)[2][8], float (&total)[8],
-                                            const float (&k)[2][8], const uint4 (&q)[2], int g) {
+__device__ __forceinline__ void anchor_free(float (&acc)[4][4], float (&pre)[2][8], float (&suf)[2][8],
+                                            float (&total)[8], const float (&k)[2][8], const uint4 (&q)[2], int g) {
     constexpr int kStep = 4;
     // Four channels at a time: all eight would keep too many registers alive.
 #pragma unroll
@@ -179,7 +187,8 @@ __device__ __forceinline__ void anchor_free(float (&acc)[4][4], float (&pre)[2][
         const float2 q0 = unpack2<T>(q_words[0][i / 2]);
         const float2 q1 = unpack2<T>(q_words[1][i / 2]);
         const uint32_t ak[4] = {ptx::round_tf32(k[0][i] * pre[0][i]), ptx::round_tf32(k[1][i] * pre[1][i]),
-                                ptx::round_tf32(k[0][i + 1] * pre[0][i + 1]), ptx::round_tf32(k[1][i + 1] * pre[1][i + 1])};
+                                ptx::round_tf32(k[0][i + 1] * pre[0][i + 1]),
+                                ptx::round_tf32(k[1][i + 1] * pre[1][i + 1])};
         const uint32_t aq[4] = {ptx::round_tf32(q0.x * pre[0][i]), ptx::round_tf32(q1.x * pre[1][i]),
                                 ptx::round_tf32(q0.y * pre[0][i + 1]), ptx::round_tf32(q1.y * pre[1][i + 1])};
 #pragma unroll
@@ -196,8 +205,10 @@ __device__ __forceinline__ void anchor_free(float (&acc)[4][4], float (&pre)[2][
     }
 }
 
-// Column `lane` of (I + L)^-1 by forward substitution in fp32, right-looking so that the updates of one step are independent.
-__device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l_transposed)[kChunk][kMatrixPitch], int lane) {
+// Column `lane` of (I + L)^-1 by forward substitution in fp32, right-looking so that the updates of one step are
+// independent.
+__device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l_transposed)[kChunk][kMatrixPitch],
+                                             int lane) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
         x[i] = i == lane ? 1.0f : 0.0f;
@@ -219,7 +230,8 @@ __device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l
 }
 
 template <typename T, bool kAnchorFree>
-__global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(const __grid_constant__ KdaParams p, uint8_t* workspace) {
+__global__ void __launch_bounds__(kPrepareThreads, 3)
+    kda_prepare_sm90_kernel(const __grid_constant__ KdaParams p, uint8_t* workspace) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t smem_raw[];
     PrepareShared& shared = *reinterpret_cast<PrepareShared*>(smem_raw);
@@ -232,7 +244,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
     PrepareShared::Pair& sm = shared.pair[pair_idx];
 
     const uint32_t task = blockIdx.x * kPreparePairs + pair_idx;
-    const uint32_t heads = static_cast<uint32_t>(p.heads_v);  // 32-bit: a 64-bit division costs about a hundred instructions
+    const uint32_t heads =
+        static_cast<uint32_t>(p.heads_v);  // 32-bit: a 64-bit division costs about a hundred instructions
     const uint32_t slot = task / heads;
     const uint32_t head = task - slot * heads;
     if (slot >= num_slots(p)) {
@@ -253,8 +266,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
     const int rows[2] = {16 * block + g, 16 * block + 15 - g};
     const bool valid[2] = {rows[0] < length, rows[1] < length};
     // Uniform bases plus 32-bit offsets inside the chunk.
-    const T* const k_base = static_cast<const T*>(p.k) + seq.batch * p.k_stride.batch + row0 * p.k_stride.token + head_qk * p.k_stride.head;
-    const T* const q_base = static_cast<const T*>(p.q) + seq.batch * p.q_stride.batch + row0 * p.q_stride.token + head_qk * p.q_stride.head;
+    const T* const k_base =
+        static_cast<const T*>(p.k) + seq.batch * p.k_stride.batch + row0 * p.k_stride.token + head_qk * p.k_stride.head;
+    const T* const q_base =
+        static_cast<const T*>(p.q) + seq.batch * p.q_stride.batch + row0 * p.q_stride.token + head_qk * p.q_stride.head;
     const int64_t g_base = seq.batch * p.g_stride.batch + row0 * p.g_stride.token + head * p.g_stride.head;
     int k_offset[2], q_offset[2], g_offset[2];
 #pragma unroll
@@ -263,10 +278,21 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
         q_offset[r] = rows[r] * static_cast<int>(p.q_stride.token) + 8 * t;
         g_offset[r] = rows[r] * static_cast<int>(p.g_stride.token) + 8 * t;
     }
+    // beta first: kept in registers through the loop, its address would spill.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (t == 0) {
+            const int64_t offset =
+                seq.batch * p.beta_stride.batch + (row0 + rows[r]) * p.beta_stride.token + head * p.beta_stride.head;
+            sm.beta[rows[r]] = valid[r] ? activate_beta(p.beta_activation,
+                                                        load_scalar<T>(p.beta, offset, p.beta_dtype == DType::kFp32))
+                                        : 0.0f;
+        }
+    }
     const GateConstants gate = gate_constants(p, head);
 
-    float acc[4][4] = {};       // per level: k k^T in 0, 1 and q k^T in 2, 3; or as anchor_free leaves it
-    float cross[2][4] = {};      // block 1 rows x block 0 columns, by column halves: k k^T in block 1, q k^T in block 0
+    float acc[4][4] = {};    // per level: k k^T in 0, 1 and q k^T in 2, 3; or as anchor_free leaves it
+    float cross[2][4] = {};  // block 1 rows x block 0 columns, by column halves: k k^T in block 1, q k^T in block 0
     float norm_k[2] = {}, norm_q[2] = {}, diagonal[2] = {};
 
 #pragma unroll
@@ -278,7 +304,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
             ptx::cp_async_16(staged, valid[r] ? k_base + k_offset[r] + 32 * group : p.k, bytes);
             ptx::cp_async_16(staged + 1024, valid[r] ? q_base + q_offset[r] + 32 * group : p.q, bytes);
             if (p.gate_dtype != DType::kFp32) {
-                ptx::cp_async_16(staged + 2048, valid[r] ? static_cast<const T*>(p.g) + g_base + g_offset[r] + 32 * group : p.g, bytes);
+                ptx::cp_async_16(staged + 2048,
+                                 valid[r] ? static_cast<const T*>(p.g) + g_base + g_offset[r] + 32 * group : p.g,
+                                 bytes);
             }
         }
         ptx::cp_async_commit();
@@ -313,8 +341,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
         float pre[2][8], suf[2][8];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            decays<T, kAnchorFree>(pre[r], shared.staged[warp][group][4 + r][lane], p.gate_dtype == DType::kFp32 ? static_cast<const float*>(p.g) + g_base + rows[r] * static_cast<int>(p.g_stride.token) + channel : nullptr, gate,
-                      bias, valid[r]);
+            decays<T, kAnchorFree>(
+                pre[r], shared.staged[warp][group][4 + r][lane],
+                p.gate_dtype == DType::kFp32
+                    ? static_cast<const float*>(p.g) + g_base + rows[r] * static_cast<int>(p.g_stride.token) + channel
+                    : nullptr,
+                gate, bias, valid[r]);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 suf[r][i] = 1.0f;
@@ -334,7 +366,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
             }
         }
 
-        // Hand the block's total decay, and block 0's restored keys, to the other warp.
+        // Hand the block's total decay and its operand of the cross product to the other warp.
         const int buffer = group % 2;
         if (g == 0) {
             float4* own = reinterpret_cast<float4*>(&sm.total[buffer][block][8 * t]);
@@ -431,13 +463,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
         if (t == 0) {
             const float nk = p.qk_l2norm != 0 ? rsqrtf(norm_k[r] + kNormEpsilon) : 1.0f;
             const float nq = p.scale * (p.qk_l2norm != 0 ? rsqrtf(norm_q[r] + kNormEpsilon) : 1.0f);
-            const int64_t offset = seq.batch * p.beta_stride.batch + (row0 + rows[r]) * p.beta_stride.token + head * p.beta_stride.head;
             sm.norm_k[rows[r]] = nk;
             sm.norm_q[rows[r]] = nq;
-            const float beta =
-                valid[r] ? activate_beta(p.beta_activation, load_scalar<T>(p.beta, offset, p.beta_dtype == DType::kFp32)) : 0.0f;
-            sm.beta[rows[r]] = beta;
-            reinterpret_cast<float*>(out + kOffsetBeta)[rows[r]] = beta;
+            reinterpret_cast<float*>(out + kOffsetBeta)[rows[r]] = sm.beta[rows[r]];
             reinterpret_cast<float*>(out + kOffsetNormK)[rows[r]] = nk;
             reinterpret_cast<float*>(out + kOffsetNormQ)[rows[r]] = nq;
         }
@@ -496,8 +524,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) kda_prepare_sm90_kernel(co
     }
     ptx::named_barrier_sync(barrier, 64);
 
-    // Rounded with error feedback: where neighbouring keys are nearly equal, sums of u over tokens telescope, and rounding errors that cancel in
-    // sums over rows of X, and over columns of A, are what keeps them exact.
+    // Rounded with error feedback: where neighbouring keys are nearly equal, sums of u over tokens telescope, and
+    // rounding errors that cancel in sums over rows of X, and over columns of A, are what keeps them exact.
     if (block == 0) {
         float x[kChunk];
         solve_column(x, matrices.l_transposed, lane);

@@ -1,16 +1,18 @@
 // Recurrence: walks the chunks of one (sequence, value head, 64 or 128 value columns) with the state in fp32 registers.
 //
-// Transposed: S^T [V x K] is the accumulator, a warpgroup owns 64 value columns as the M of wgmma m64, and every A operand comes from
-// registers, so the chain of products has no shared-memory round trip:
+// Transposed: S^T [V x K] is the accumulator, a warpgroup owns 64 value columns as the M of wgmma m64, and every A
+// operand comes from registers, so the chain of products has no shared-memory round trip:
 //   W^T = S^T Kd^T, O^T = S^T Qd^T        m64n32 k128    A: S^T rounded to 16 bits, B: tiles Kd, Qd, K-major
 //   U^T = (beta (V - norm_k W))^T X^T     m64n32 k32     B: tile X, K-major; the left side as two 16-bit terms
 //   O^T += U^T A^T                        m64n32 k32     B: tile A, K-major
 //   S^T = S^T diag(exp G_C) + U^T Kr      m64n128 k32    B: tile Kr, MN-major
 // From there on U stands for norm_k * U, because Kr and A hold unnormalised keys; out = norm_q * O.
 //
-// Warps: kGroups = 1: a consumer and a producer warpgroup; kGroups = 2: two consumer warpgroups that fill the stages themselves. Per stage, shared memory:
-//   operand block   29 696 B   written by one bulk copy, read by wgmma (async proxy) and by ordinary loads (decay, norms, beta)
-//   value rows      32 x (128 kGroups + 16) B, cp.async (a bulk copy per row costs more time than the whole block), read by ldmatrix;
+// Warps: kGroups = 1: a consumer and a producer warpgroup; kGroups = 2: two consumer warpgroups that fill the stages
+// themselves. Per stage, shared memory:
+//   operand block   29 696 B   written by one bulk copy, read by wgmma (async proxy) and by ordinary loads (decay,
+//   norms, beta) value rows      32 x (128 kGroups + 16) B, cp.async (a bulk copy per row costs more time than the
+//   whole block), read by ldmatrix;
 //                   the padding keeps that free of conflicts
 // and per consumer warp 1 KB to transpose its 16 x 32 piece of the output.
 //
@@ -19,7 +21,8 @@
 //                  + bytes         when its cp.async have landed
 // empty[stage]     4 kGroups       one lane per consumer warp, after the      producer, phase 1 first
 //                                  wgmma groups that read the stage and its own loads
-// Operand blocks are written by the async proxy alone, value rows never meet it; the output piece belongs to one warp (__syncwarp).
+// Operand blocks are written by the async proxy alone, value rows never meet it; the output piece belongs to one warp
+// (__syncwarp).
 #pragma once
 
 #include "kda/chunk.cuh"
@@ -37,7 +40,8 @@ template <int kGroups>
 struct RecurrenceConfig {
     static constexpr int kColumns = 64 * kGroups;  // value columns of a block
     static constexpr bool kHasProducer = kGroups == 1;
-    static constexpr int kThreads = 256;  // up to 255 registers without setmaxnreg, whose budget ptxas does not use here
+    static constexpr int kThreads =
+        256;  // up to 255 registers without setmaxnreg, whose budget ptxas does not use here
     static constexpr int kFeeders = 128 * kGroups;
     static constexpr int kStages = 5;
     static constexpr uint32_t kStageBytes = 29696;
@@ -47,7 +51,8 @@ struct RecurrenceConfig {
     static constexpr uint32_t kOffsetOutput = kOffsetValues + kStages * kValueBytes;
     static constexpr uint32_t kOffsetBarriers = kOffsetOutput + 4 * kGroups * 1024;
     static constexpr uint32_t kSharedBytes = kOffsetBarriers + 2 * kStages * 8 + 1024;  // + alignment of the base
-    static_assert(kStageBytes % 1024 == 0 && kStageBytes >= kBlockBytes, "a stage holds an operand block, swizzle-aligned");
+    static_assert(kStageBytes % 1024 == 0 && kStageBytes >= kBlockBytes,
+                  "a stage holds an operand block, swizzle-aligned");
     static_assert(kSharedBytes <= 232448, "227 KB of shared memory per block");
 };
 
@@ -66,22 +71,30 @@ struct Feeder {
     uint32_t smem, full, empty;
     pipe::PipeState<Config::kStages> state;
 
-    __device__ __forceinline__ Feeder(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t head, int column0,
-                                      uint32_t smem_base, uint32_t full_barriers, uint32_t empty_barriers, int feeder)
-        : stride(p.v_stride.token), anywhere(p.v), remaining(static_cast<int>(seq.tokens)), thread(feeder), smem(smem_base),
-          full(full_barriers), empty(empty_barriers), state(pipe::PipeState<Config::kStages>::producer()) {
+    __device__ __forceinline__ Feeder(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t head,
+                                      int column0, uint32_t smem_base, uint32_t full_barriers, uint32_t empty_barriers,
+                                      int feeder)
+        : stride(p.v_stride.token),
+          anywhere(p.v),
+          remaining(static_cast<int>(seq.tokens)),
+          thread(feeder),
+          smem(smem_base),
+          full(full_barriers),
+          empty(empty_barriers),
+          state(pipe::PipeState<Config::kStages>::producer()) {
         constexpr int kPieces = Config::kColumns / 8;
         row = feeder / kPieces;
         const int piece = feeder % kPieces;
-        value = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride + head * p.v_stride.head +
-                column0 + 8 * piece;
+        value = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride +
+                head * p.v_stride.head + column0 + 8 * piece;
         source = workspace + (head * num_slots(p) + seq.first_slot) * kBlockBytes;
         destination = smem + Config::kOffsetValues + row * Config::kValuePitch + 16 * piece;
     }
 
     __device__ __forceinline__ void next() {
         constexpr int kRowsPerPass = 16;
-        static_assert(kRowsPerPass * Config::kColumns / 8 == Config::kFeeders, "two passes of 16-byte pieces cover 32 rows");
+        static_assert(kRowsPerPass * Config::kColumns / 8 == Config::kFeeders,
+                      "two passes of 16-byte pieces cover 32 rows");
         const uint32_t bar = full + 8 * state.stage;
         ptx::mbarrier_wait(empty + 8 * state.stage, state.phase);
         if (thread == 0) {
@@ -92,8 +105,9 @@ struct Feeder {
         for (int pass = 0; pass < 2; ++pass) {
             // Rows past the end are filled with zeros, read from nowhere.
             const bool valid = row + pass * kRowsPerPass < remaining;
-            ptx::cp_async_16(destination + state.stage * Config::kValueBytes + pass * kRowsPerPass * Config::kValuePitch,
-                             valid ? value + pass * kRowsPerPass * stride : anywhere, valid ? 16 : 0);
+            ptx::cp_async_16(
+                destination + state.stage * Config::kValueBytes + pass * kRowsPerPass * Config::kValuePitch,
+                valid ? value + pass * kRowsPerPass * stride : anywhere, valid ? 16 : 0);
         }
         ptx::cp_async_mbarrier_arrive_noinc(bar);
         value += kChunk * stride;
@@ -103,9 +117,10 @@ struct Feeder {
     }
 };
 
-// The state between registers and memory: register i is row (value) v0 + 8 * ((i / 2) % 2), column (key channel) 8 * (i / 4) + 2t + i % 2.
-__device__ __forceinline__ void load_state_tile(float (&s)[64], const void* state, int64_t base, StateLayout layout, bool is_bf16, int v0,
-                                                int t) {
+// The state between registers and memory: register i is row (value) v0 + 8 * ((i / 2) % 2), column (key channel) 8 * (i
+// / 4) + 2t + i % 2.
+__device__ __forceinline__ void load_state_tile(float (&s)[64], const void* state, int64_t base, StateLayout layout,
+                                                bool is_bf16, int v0, int t) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
         const int v = v0 + 8 * ((i / 2) % 2);
@@ -114,8 +129,8 @@ __device__ __forceinline__ void load_state_tile(float (&s)[64], const void* stat
     }
 }
 
-__device__ __forceinline__ void store_state_tile(const float (&s)[64], void* state, int64_t base, StateLayout layout, bool is_bf16, int v0,
-                                                 int t) {
+__device__ __forceinline__ void store_state_tile(const float (&s)[64], void* state, int64_t base, StateLayout layout,
+                                                 bool is_bf16, int v0, int t) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
         const int v = v0 + 8 * ((i / 2) % 2);
@@ -125,15 +140,16 @@ __device__ __forceinline__ void store_state_tile(const float (&s)[64], void* sta
 }
 
 template <typename T, int kGroups>
-__device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Sequence& seq, int64_t n, int64_t head, int column0,
-                                                   uint32_t smem, uint32_t full, uint32_t empty, Feeder<T, kGroups>& feeder) {
+__device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Sequence& seq, int64_t n, int64_t head,
+                                                   int column0, uint32_t smem, uint32_t full, uint32_t empty,
+                                                   Feeder<T, kGroups>& feeder) {
     using Config = RecurrenceConfig<kGroups>;
     const int warp = static_cast<int>(ptx::uniform_warp_idx());
     const int lane = threadIdx.x % 32;
     const int g = lane / 4;
     const int t = lane % 4;
-    const int warp_column = 16 * warp;           // value column of this warp inside the block's
-    const int v0 = column0 + warp_column + g;    // value of this lane's first accumulator row
+    const int warp_column = 16 * warp;             // value column of this warp inside the block's
+    const int v0 = column0 + warp_column + g;      // value of this lane's first accumulator row
     int remaining = static_cast<int>(seq.tokens);  // tokens
 
     int64_t state_row = n;
@@ -154,8 +170,8 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
     }
     int64_t checkpoint_row = 0;
     if (p.checkpoints != nullptr) {
-        checkpoint_row =
-            p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, n, p.index64) : n * (p.seqlen / p.checkpoint_interval);
+        checkpoint_row = p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, n, p.index64)
+                                                     : n * (p.seqlen / p.checkpoint_interval);
     }
     const int checkpoint_chunks = p.checkpoints != nullptr ? static_cast<int>(p.checkpoint_interval / kChunk) : 0;
     int chunks_to_checkpoint = checkpoint_chunks;
@@ -163,12 +179,13 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
     // ldmatrix rows of the values, transposed: matrices are (tokens, values) (0, 0), (0, 8), (8, 0), (8, 8).
     const uint32_t value_lane = smem + Config::kOffsetValues + (lane % 8 + 8 * (lane / 16)) * Config::kValuePitch +
                                 2 * (warp_column + 8 * ((lane / 8) % 2));
-    // The output piece: 32 tokens x 32 bytes; rows 4..7 of each 8 swap halves so that stmatrix rows fall in different banks.
+    // The output piece: 32 tokens x 32 bytes; rows 4..7 of each 8 swap halves so that stmatrix rows fall in different
+    // banks.
     const uint32_t output = smem + Config::kOffsetOutput + warp * 1024;
     const int store_token = lane % 8 + 8 * (lane / 16);
     const uint32_t output_lane = output + store_token * 32 + ((((lane / 8) % 2) ^ ((store_token / 4) % 2)) * 16);
-    T* out = static_cast<T*>(p.out) + seq.batch * p.out_stride.batch + seq.first_token * p.out_stride.token + head * p.out_stride.head +
-             column0 + warp_column;
+    T* out = static_cast<T*>(p.out) + seq.batch * p.out_stride.batch + seq.first_token * p.out_stride.token +
+             head * p.out_stride.head + column0 + warp_column;
 
     if constexpr (!Config::kHasProducer) {
 #pragma unroll 1
@@ -236,7 +253,8 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
         ptx::wgmma_wait<1>();
         ptx::fence_registers(w);
         // Rows past the end need no mask: their values, keys and beta are zeros.
-        // E = beta (V - norm_k W) goes in as two 16-bit terms: that costs two small products and takes a rounding out of U.
+        // E = beta (V - norm_k W) goes in as two 16-bit terms: that costs two small products and takes a rounding out
+        // of U.
         uint32_t e16[8], e16_low[8];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -296,7 +314,8 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int jj = j + i / 2;
-                r[i] = ptx::pack2<T>(o[4 * jj + 2 * (i % 2)] * norm_q[jj].x, o[4 * jj + 2 * (i % 2) + 1] * norm_q[jj].y);
+                r[i] =
+                    ptx::pack2<T>(o[4 * jj + 2 * (i % 2)] * norm_q[jj].x, o[4 * jj + 2 * (i % 2) + 1] * norm_q[jj].y);
             }
             ptx::stmatrix_x4_trans(output_lane + 8 * j * 32, r[0], r[1], r[2], r[3]);
         }
