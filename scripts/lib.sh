@@ -68,7 +68,7 @@ step() {
     wait "$ticker" 2>/dev/null || true
     if [ "$rc" != 0 ]; then
         note "$label: failed with status $rc; the end of $log:"
-        tail -n "${FLARE_LOG_LINES:-60}" "$log" >&2
+        tail -n "${FLARE_LOG_LINES:-60}" "$log" | cut -c1-300 >&2
         return "$rc"
     fi
     note "$label: $(($(date +%s) - start)) s"
@@ -200,7 +200,7 @@ find_nvcc() {
 native_library() {
     local full=$FLARE_ROOT/build/native/libflare.so
     if [ "$1" = cpu ]; then
-        if [ -e "$FLARE_ROOT/build/native/CMakeCache.txt" ] && ! newer_than "$full" "$FLARE_ROOT/cuda"; then
+        if [ ! -e "$FLARE_ROOT/build/native/.cpu-only" ] && ! newer_than "$full" "$FLARE_ROOT/cuda"; then
             printf '%s' "$full"
             return 0
         fi

@@ -1,0 +1,3 @@
+import dev.flare.*
+import java.nio.file.*
+import java.util.*
