@@ -1,5 +1,4 @@
 // The kernels of one instruction set: included by kernels_generic.cpp, kernels_avx2.cpp and kernels_avx512.cpp.
-#include "kda_kernel.h"
 #include "kernels.h"
 #include "mla_kernel.h"
 
@@ -80,10 +79,6 @@ const Kernels& kernels() {
         head_product_item,
         merge_scratch,
         merge_item,
-        kda::kWidth,
-        kda::scratch_bytes,
-        kda::forward,
-        kda::decode,
         cast_line,
         load_row_entry,
         store_row_entry,

@@ -29,9 +29,7 @@ final class FloatCodec {
   private FloatCodec() {}
 
   static float fromBf16(short bits) {
-    int wide = bits << 16;
-    // A signalling NaN becomes a quiet one, as arithmetic would make it.
-    return Float.intBitsToFloat((wide & 0x7fffffff) > 0x7f800000 ? wide | 0x400000 : wide);
+    return Float.intBitsToFloat(bits << 16);
   }
 
   static short toBf16(float value) {

@@ -20,7 +20,12 @@ import picocli.CommandLine.ScopeType;
     mixinStandardHelpOptions = true,
     scope = ScopeType.INHERIT,
     version = "flare",
-    subcommands = {KvCacheCommand.class})
+    subcommands = {
+      VerifyCommand.class,
+      RunCommand.class,
+      KvCacheCommand.class,
+      DoctorCommand.class
+    })
 public final class Main extends BaseCommand {
   @Option(
       names = "--verbose",
