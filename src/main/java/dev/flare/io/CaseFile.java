@@ -1,6 +1,8 @@
 package dev.flare.io;
 
 import com.fasterxml.jackson.jr.ob.JSON;
+import dev.flare.InvalidArgumentException;
+import dev.flare.UnsupportedException;
 import dev.flare.reference.AttentionOptions;
 import dev.flare.reference.KdaOptions;
 import java.io.IOException;
@@ -10,7 +12,9 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
 import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 
 /**
  * A case: the inputs of one operation, its options, and perhaps its result, in a safetensors file
@@ -36,7 +40,9 @@ import java.util.stream.Collectors;
  * </table>
  *
  * <p>Missing options have their neutral value; a missing scale is 1 / sqrt of the width of q (of
- * mla: with the rotary part; mla_absorbed_paged must give it). Index tensors are I32 or I64.
+ * mla: with the rotary part; mla_absorbed_paged must give it). Index tensors are I32 or I64. What
+ * they hold is checked too: cumulative lengths start at 0, never fall and end with the tokens;
+ * lengths fit the block table, and its entries up to them are pages of the pool.
  *
  * <p>Ownership and threads are those of {@link Safetensors}.
  */
@@ -159,6 +165,10 @@ public final class CaseFile implements AutoCloseable {
     private final Safetensors tensors;
     private final Map<String, Object> options;
 
+    /** Batches, tokens and pages; heads and widths are at least 1. */
+    private static final Set<String> MAY_BE_ZERO =
+        Set.of("B", "Nq", "Nk", "Tq", "Tk", "T", "N", "P", "pages");
+
     /** Extents of the dimensions named so far. */
     private final Map<String, Long> extents = new HashMap<>();
 
@@ -168,12 +178,17 @@ public final class CaseFile implements AutoCloseable {
       if (json == null) {
         throw malformed("__metadata__ has no params");
       }
+      Map<String, Object> object;
       try {
-        this.options = JSON.std.with(JSON.Feature.FAIL_ON_DUPLICATE_MAP_KEYS).mapFrom(json);
+        object = JSON.std.with(JSON.Feature.FAIL_ON_DUPLICATE_MAP_KEYS).mapFrom(json);
       } catch (IOException | ClassCastException e) {
         throw new MalformedFileException(
             tensors.file(), "params is not a JSON object: " + e.getMessage(), e);
       }
+      if (object == null) {
+        throw malformed("params is null, want a JSON object");
+      }
+      this.options = object;
     }
 
     CaseFile read() throws MalformedFileException {
@@ -204,8 +219,8 @@ public final class CaseFile implements AutoCloseable {
       floats("q", "Tq", "H", "D");
       floats("k", "Tk", "Hk", "D");
       floats("v", "Tk", "Hk", "Dv");
-      indices("cu_seqlens_q", "B+1");
-      indices("cu_seqlens_k", "B+1");
+      cumulativeLengths("cu_seqlens_q", "B+1", "Tq");
+      cumulativeLengths("cu_seqlens_k", "B+1", "Tk");
       optionalFloats("out", "Tq", "H", "Dv");
       optionalFloats("lse", "H", "Tq");
       return attention();
@@ -215,8 +230,7 @@ public final class CaseFile implements AutoCloseable {
       floats("q", "B", "Nq", "H", "D");
       floats("k_pages", "P", "page", "Hk", "D");
       floats("v_pages", "P", "page", "Hk", "Dv");
-      indices("block_table", "B", "pages");
-      indices("seqlens_k", "B");
+      pages();
       optionalFloats("out", "B", "Nq", "H", "Dv");
       optionalFloats("lse", "B", "H", "Nq");
       return attention();
@@ -224,6 +238,11 @@ public final class CaseFile implements AutoCloseable {
 
     private Params attention() throws MalformedFileException {
       allow("kernel", "layout", "scale", "causal", "window", "softcap");
+      multiple("H", "Hk");
+      double softcap = number("softcap", 0);
+      if (softcap < 0) {
+        throw malformed("params.softcap is " + softcap + ", want 0 (none) or more");
+      }
       optionalFloats("sink", "H");
       optionalFloats("alibi_slopes", "H");
       int[] window = window();
@@ -231,7 +250,7 @@ public final class CaseFile implements AutoCloseable {
           AttentionOptions.full(number("scale", 1 / Math.sqrt((double) extent("D"))))
               .withCausal(flag("causal"))
               .withWindow(window[0], window[1])
-              .withSoftcap(number("softcap", 0))
+              .withSoftcap(softcap)
               .withSink(tensors.find("sink").map(TensorEntry::toDoubles).orElse(null))
               .withAlibiSlopes(
                   tensors.find("alibi_slopes").map(TensorEntry::toDoubles).orElse(null)));
@@ -258,12 +277,14 @@ public final class CaseFile implements AutoCloseable {
       allow("kernel", "layout", "scale", "causal", "d_c", "d_r");
       int latent = whole("d_c");
       int rope = whole("d_r");
+      if (latent == 0) {
+        throw malformed("params.d_c is 0");
+      }
       extents.put("dc", (long) latent);
       extents.put("dc+dr", (long) latent + rope);
       floats("q", "B", "Nq", "H", "dc+dr");
       floats("kv_pages", "P", "page", "dc+dr");
-      indices("block_table", "B", "pages");
-      indices("seqlens_k", "B");
+      pages();
       optionalFloats("out", "B", "Nq", "H", "dc");
       optionalFloats("lse", "B", "H", "Nq");
       double scale = number("scale", Double.NaN);
@@ -289,6 +310,7 @@ public final class CaseFile implements AutoCloseable {
       floats("v", "B", "T", "HV", "V");
       floats("g", "B", "T", "HV", "K");
       floats("beta", "B", "T", "HV");
+      multiple("HV", "H");
       optionalFloats("A_log", "HV");
       optionalFloats("dt_bias", "HV", "K");
       optionalFloats("out", "B", "T", "HV", "V");
@@ -337,7 +359,7 @@ public final class CaseFile implements AutoCloseable {
 
     private void states() throws MalformedFileException {
       if (tensors.find("cu_seqlens").isPresent()) {
-        indices("cu_seqlens", "N+1");
+        cumulativeLengths("cu_seqlens", "N+1", "T");
         extents.put("N", extent("N+1") - 1);
         if (extent("B") != 1) {
           throw malformed("q has batch " + extent("B") + ", with cu_seqlens it must be 1");
@@ -377,6 +399,53 @@ public final class CaseFile implements AutoCloseable {
       }
     }
 
+    private void cumulativeLengths(String name, String dim, String tokens)
+        throws MalformedFileException {
+      indices(name, dim);
+      int[] starts = ints(name);
+      boolean rising = IntStream.range(1, starts.length).allMatch(i -> starts[i - 1] <= starts[i]);
+      if (!rising || starts[0] != 0 || starts[starts.length - 1] != extent(tokens)) {
+        throw malformed(
+            required(name)
+                + ": want lengths summed up from 0 to "
+                + tokens
+                + " = "
+                + extent(tokens));
+      }
+    }
+
+    private void pages() throws MalformedFileException {
+      indices("block_table", "B", "pages");
+      indices("seqlens_k", "B");
+      int[] table = ints("block_table");
+      int[] lengths = ints("seqlens_k");
+      int width = lengths.length == 0 ? 0 : table.length / lengths.length;
+      long page =
+          Math.min(extent("page"), Integer.MAX_VALUE); // of an empty pool it may be anything
+      for (int b = 0; b < lengths.length; b++) {
+        if (lengths[b] < 0 || lengths[b] > width * page) {
+          throw malformed(
+              "seqlens_k[%d] is %d, want 0 to %d".formatted(b, lengths[b], width * page));
+        }
+        for (int p = 0; p < Math.ceilDiv(lengths[b], page); p++) {
+          int found = table[b * width + p];
+          if (found < 0 || found >= extent("P")) {
+            throw malformed(
+                "block_table[%d][%d] is %d, want a page below %d"
+                    .formatted(b, p, found, extent("P")));
+          }
+        }
+      }
+    }
+
+    private int[] ints(String name) throws MalformedFileException {
+      try {
+        return required(name).toInts();
+      } catch (InvalidArgumentException | UnsupportedException e) {
+        throw new MalformedFileException(tensors.file(), name + ": " + e.getMessage(), e);
+      }
+    }
+
     private TensorEntry required(String name) throws MalformedFileException {
       return tensors.find(name).orElseThrow(() -> malformed("tensor '" + name + "' is missing"));
     }
@@ -388,10 +457,20 @@ public final class CaseFile implements AutoCloseable {
       }
       for (int axis = 0; axis < dims.length; axis++) {
         long found = entry.shape().dim(axis);
+        if (found == 0 && !MAY_BE_ZERO.contains(dims[axis])) {
+          throw malformed(entry + ": " + dims[axis] + " is 0");
+        }
         Long known = extents.putIfAbsent(dims[axis], found);
         if (known != null && known != found) {
           throw malformed(entry + ": " + dims[axis] + " is " + found + ", elsewhere " + known);
         }
+      }
+    }
+
+    private void multiple(String heads, String of) throws MalformedFileException {
+      if (extent(heads) % extent(of) != 0) {
+        throw malformed(
+            heads + " is " + extent(heads) + ", want a multiple of " + of + " = " + extent(of));
       }
     }
 
@@ -435,8 +514,9 @@ public final class CaseFile implements AutoCloseable {
     private double number(String name, double missing) throws MalformedFileException {
       return switch (options.get(name)) {
         case null -> missing;
-        case Number value -> value.doubleValue();
-        case Object other -> throw malformed("params." + name + " is " + other + ", want a number");
+        case Number value when Float.isFinite(value.floatValue()) -> value.doubleValue();
+        case Object other ->
+            throw malformed("params." + name + " is " + other + ", want a finite number");
       };
     }
 
@@ -453,9 +533,11 @@ public final class CaseFile implements AutoCloseable {
         case List<?> sides
             when sides.size() == 2
                 && sides.get(0) instanceof Integer left
-                && sides.get(1) instanceof Integer right ->
+                && sides.get(1) instanceof Integer right
+                && Math.min(left, right) >= AttentionOptions.UNBOUNDED ->
             new int[] {left, right};
-        case Object other -> throw malformed("params.window is " + other + ", want [left, right]");
+        case Object other ->
+            throw malformed("params.window is " + other + ", want [left, right], -1: none");
       };
     }
 

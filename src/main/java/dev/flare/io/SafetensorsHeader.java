@@ -37,6 +37,9 @@ import java.util.Set;
 record SafetensorsHeader(Map<String, String> metadata, Map<String, TensorEntry> entries) {
   private static final String METADATA = "__metadata__";
 
+  /** Dimensions of a tensor; the format names no bound, no real tensor comes near. */
+  private static final int MAX_NUMBERS = 64;
+
   /** Names are not shared through a table that a hostile header could grow or make collide. */
   private static final JsonFactory JSON =
       new JsonFactoryBuilder()
@@ -191,6 +194,9 @@ record SafetensorsHeader(Map<String, String> metadata, Map<String, TensorEntry> 
         }
         if (json.getNumberType() == JsonParser.NumberType.BIG_INTEGER || json.getLongValue() < 0) {
           throw malformed(here + " is " + found() + ", want 0 to 2^63-1");
+        }
+        if (count == MAX_NUMBERS) {
+          throw malformed(place + " has more than " + MAX_NUMBERS + " numbers");
         }
         if (count == numbers.length) {
           numbers = Arrays.copyOf(numbers, 2 * count);

@@ -3,8 +3,10 @@ package dev.flare.io;
 import dev.flare.DType;
 import dev.flare.InvalidArgumentException;
 import dev.flare.Shape;
+import dev.flare.Tensor;
 import dev.flare.UnsupportedException;
 import java.lang.foreign.MemorySegment;
+import java.util.Arrays;
 
 /**
  * A named tensor of a file: element type, shape, and its bytes, dense and row-major.
@@ -42,6 +44,24 @@ public final class TensorEntry {
           "data", data.byteSize() + " bytes", bytes + " bytes: " + type + " " + shape);
     }
     return new TensorEntry(name, type, shape, data);
+  }
+
+  /**
+   * Makes an entry over the memory of a tensor, which is not copied and must stay open while the
+   * entry is used.
+   *
+   * @param name name in the file
+   * @param tensor dense, row-major, on the CPU
+   * @return the entry
+   * @throws InvalidArgumentException if the tensor has gaps or another order
+   * @throws dev.flare.ClosedException if the tensor is closed
+   */
+  public static TensorEntry of(String name, Tensor tensor) {
+    if (!tensor.isContiguous()) {
+      throw new InvalidArgumentException(
+          "tensor", Arrays.toString(tensor.strides()) + " strides", "a dense one; copy() it first");
+    }
+    return of(name, ElementType.of(tensor.dtype()), tensor.shape(), tensor.segment());
   }
 
   /**
@@ -104,6 +124,32 @@ public final class TensorEntry {
   /** {@return the bytes: dense, row-major, little-endian, of any alignment} */
   public MemorySegment data() {
     return data;
+  }
+
+  /**
+   * Makes a tensor over the bytes, without copying them. It borrows them: it must not be used once
+   * the file or arena that they belong to is closed. Over a file it is read-only.
+   *
+   * @return a dense tensor on the CPU
+   * @throws UnsupportedException if flare has no dtype for these elements
+   * @throws InvalidArgumentException if the bytes lie in a Java array, or not at a multiple of the
+   *     element's size (a file may be written so; {@link #copy} takes any)
+   */
+  public Tensor tensor() {
+    return Tensor.of(data, dtype(), shape.dims());
+  }
+
+  /**
+   * Copies the bytes into a tensor of their own, whatever their alignment.
+   *
+   * @return a dense tensor on the CPU that the caller closes
+   * @throws UnsupportedException if flare has no dtype for these elements
+   * @throws dev.flare.OutOfMemoryException if there is not that much memory
+   */
+  public Tensor copy() {
+    Tensor copy = Tensor.empty(dtype(), shape.dims());
+    copy.segment().copyFrom(data);
+    return copy;
   }
 
   /**
