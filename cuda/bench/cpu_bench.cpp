@@ -4,7 +4,8 @@
 //
 // Every round times sgemm and then each operation, so that whatever else the machine does meets them alike; the best of
 // the rounds counts. FLOPs: attention 2 (D + Dv) per visible (query, key) pair and head; MLA prefill that plus the
-// up-projection once, 2 d_c (d_nope + d_v) per key and head.
+// up-projection once, 2 d_c (d_nope + d_v) per key and head; KDA forward 6 K V + 16 (4 K + 4 V) per token and head, the minimum of the
+// chunked form with chunks of 16, KDA decode 7 K V.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -213,6 +214,65 @@ struct MlaDecodeCase {
     double flops;
 };
 
+// Bounded gate, l2-normalised q and k, fp32 states; T > 1: forward, T = 1: one token for each of B sequences.
+struct KdaCase {
+    KdaCase(int32_t dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t d, bool decode_step = false)
+        : q(stored(random_floats(static_cast<size_t>(batch * seqlen * heads * d)), dtype)),
+          k(stored(random_floats(static_cast<size_t>(batch * seqlen * heads * d)), dtype)),
+          v(stored(random_floats(static_cast<size_t>(batch * seqlen * heads * d)), dtype)),
+          g(stored(random_floats(static_cast<size_t>(batch * seqlen * heads * d)), dtype)),
+          beta(stored(random_floats(static_cast<size_t>(batch * seqlen * heads)), dtype)),
+          out(q.size()),
+          a_log(random_floats(static_cast<size_t>(heads))),
+          dt_bias(random_floats(static_cast<size_t>(heads * d))),
+          state(static_cast<size_t>(batch * heads * d * d)),
+          decode(decode_step) {
+        const auto bind = [&](auto& p) {
+            p.struct_size = sizeof(p);
+            p.device = FLARE_DEVICE_CPU;
+            p.dtype = dtype;
+            p.state_layout = FLARE_STATE_VK;
+            p.gate = FLARE_GATE_BOUNDED;
+            p.lower_bound = -5.0f;
+            p.beta_activation = FLARE_BETA_SIGMOID;
+            p.qk_l2norm = 1;
+            p.batch = batch;
+            p.seqlen = seqlen;
+            p.heads_qk = p.heads_v = heads;
+            p.head_dim_k = p.head_dim_v = d;
+            p.q = q.data();
+            p.k = k.data();
+            p.v = v.data();
+            p.g = g.data();
+            p.beta = beta.data();
+            p.a_log = a_log.data();
+            p.dt_bias = dt_bias.data();
+            p.out = out.data();
+            p.q_stride_h = p.k_stride_h = p.v_stride_h = p.g_stride_h = p.out_stride_h = d;
+            p.q_stride_t = p.k_stride_t = p.v_stride_t = p.g_stride_t = p.out_stride_t = heads * d;
+            p.q_stride_b = p.k_stride_b = p.v_stride_b = p.g_stride_b = p.out_stride_b = seqlen * heads * d;
+            p.beta_stride_h = 1;
+            p.beta_stride_t = heads;
+            p.beta_stride_b = seqlen * heads;
+        };
+        bind(forward_params);
+        forward_params.initial_state = forward_params.final_state = state.data();
+        bind(decode_params);
+        decode_params.state = state.data();
+        decode_params.num_slots = batch;
+        const double size = static_cast<double>(d);
+        flops = static_cast<double>(batch * seqlen * heads) * (decode ? 7.0 * size * size : 6.0 * size * size + 16.0 * 8.0 * size);
+    }
+    void run() { require(decode ? flare_kda_decode(&decode_params) : flare_kda_forward(&forward_params)); }
+
+    std::vector<char> q, k, v, g, beta, out;
+    std::vector<float> a_log, dt_bias, state;
+    flare_kda_forward_params forward_params{};
+    flare_kda_decode_params decode_params{};
+    bool decode;
+    double flops;
+};
+
 double seconds(const std::function<void()>& run) {
     const auto start = std::chrono::steady_clock::now();
     run();
@@ -247,6 +307,11 @@ int main(int argc, char** argv) {
     MlaCase mla16(FLARE_BF16, 8, 2048, 64, FLARE_MASK_NONE);
     MlaCase mla_causal(FLARE_BF16, 8, 2048, 64, FLARE_MASK_CAUSAL);
     MlaDecodeCase mla_decode(8192);
+    KdaCase kda32(FLARE_FP32, 1, 4096, 8, 128);
+    KdaCase kda16(FLARE_BF16, 1, 4096, 8, 128);
+    KdaCase kda64(FLARE_BF16, 1, 4096, 8, 64);
+    KdaCase kda_one(FLARE_BF16, 1, 4096, 1, 128);
+    KdaCase kda_step(FLARE_BF16, 64, 1, 16, 128, true);
     const auto add = [&](const char* name, const char* shape, auto& operation) {
         cases.push_back({name, shape, operation.flops, [&operation] { operation.run(); }});
     };
@@ -259,6 +324,11 @@ int main(int argc, char** argv) {
     add("MLA prefill bf16, full", "H 8, N 2048, 128 + 64 / 512", mla16);
     add("MLA prefill bf16, causal", "H 8, N 2048, 128 + 64 / 512", mla_causal);
     add("MLA decode bf16", "H 128, Nq 1, N 8192, 512 + 64", mla_decode);
+    add("KDA forward fp32", "H 8, T 4096, 128 x 128", kda32);
+    add("KDA forward bf16", "H 8, T 4096, 128 x 128", kda16);
+    add("KDA forward bf16", "H 8, T 4096, 64 x 64", kda64);
+    add("KDA forward bf16", "H 1, T 4096, 128 x 128", kda_one);
+    add("KDA decode bf16, fp32 state", "B 64, H 16, T 1, 128 x 128", kda_step);
     add("attention fp32, full", "H 1, N 16384, D 128", long_full);
     add("attention fp32, window 256", "H 1, N 16384, D 128", window);
     add("attention bf16, decode", "H 32 / 8, Nq 1, N 16384, D 128", decode);
