@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "flare.h"
+#include "kda_task.h"
 
 namespace flare::cpu {
 
@@ -105,6 +106,11 @@ struct Kernels {
 
     size_t (*merge_scratch)(const MergePlan& plan);
     void (*merge_item)(const MergePlan& plan, int64_t item, void* scratch);
+
+    int64_t kda_panel;  // value columns that a KDA item can't divide
+    size_t (*kda_scratch)(int64_t head_dim_k, int64_t panels);
+    void (*kda_forward_item)(const KdaTask& task, void* scratch);
+    void (*kda_decode_item)(const KdaTask& task, void* scratch);
 
     // dst[i * dst_stride] = convert(src[i * src_stride] * scale), i in [0, count).
     void (*cast_line)(const void* src, int32_t src_dtype, int64_t src_stride, void* dst, int32_t dst_dtype,

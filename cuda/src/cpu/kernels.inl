@@ -1,4 +1,5 @@
 // The kernels of one instruction set: included by kernels_generic.cpp, kernels_avx2.cpp and kernels_avx512.cpp.
+#include "kda_kernel.h"
 #include "kernels.h"
 #include "mla_kernel.h"
 
@@ -79,6 +80,10 @@ const Kernels& kernels() {
         head_product_item,
         merge_scratch,
         merge_item,
+        kda::kWidth,
+        kda::scratch_bytes,
+        kda::forward,
+        kda::decode,
         cast_line,
         load_row_entry,
         store_row_entry,

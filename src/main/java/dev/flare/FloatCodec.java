@@ -29,7 +29,9 @@ final class FloatCodec {
   private FloatCodec() {}
 
   static float fromBf16(short bits) {
-    return Float.intBitsToFloat(bits << 16);
+    int wide = bits << 16;
+    // A signalling NaN becomes a quiet one, as arithmetic would make it.
+    return Float.intBitsToFloat((wide & 0x7fffffff) > 0x7f800000 ? wide | 0x400000 : wide);
   }
 
   static short toBf16(float value) {

@@ -178,13 +178,20 @@ final class Launcher {
 
   /** The same plan with a workspace of its own. */
   Launcher fork() {
-    if (state == CLOSED) {
-      throw closed();
-    }
     return inArena(
         false,
-        to ->
-            new Launcher(operation, device, params.copy(to), to, arguments, fixed, workspaceBytes));
+        to -> new Launcher(operation, device, copyOf(to), to, arguments, fixed, workspaceBytes));
+  }
+
+  private Struct copyOf(Arena to) {
+    if (state != CLOSED) {
+      try {
+        return params.copy(to);
+      } catch (IllegalStateException e) {
+        // Another thread closed the plan in between.
+      }
+    }
+    throw closed();
   }
 
   /** Makes something that owns an arena; if that fails, the arena is closed. */
@@ -232,6 +239,9 @@ final class Launcher {
     Layout layout = tensor.layout();
     if (!layout.equals(argument.layout)) {
       throw unexpected(argument, tensor);
+    }
+    if (!tensor.device().equals(device)) {
+      Checks.present(argument.name, tensor, device);
     }
     if (argument.output && tensor.isReadOnly()) {
       tensor.requireOutput(argument.name);

@@ -477,4 +477,22 @@ class AttentionTest {
       assertThat(two.toFloatArray()).isEqualTo(one.toFloatArray());
     }
   }
+
+  @Test
+  void offsetsBeyond32Bits() {
+    // Two sequences 2^31 elements apart; the memory between them is never touched.
+    SplittableRandom random = new SplittableRandom(7);
+    double[] x = Cases.normals(random, DType.BF16, 2, 40, 2, 64);
+    try (Tensor near = Cases.dense(DType.BF16, x, 2, 40, 2, 64);
+        Tensor far = Tensor.zeros(DType.BF16, 2, (1L << 31) / 128 + 1, 2, 64);
+        Tensor want = FlashAttention.causal().run(near, near, near)) {
+      Tensor view = far.slice(1, 0, 40);
+      view.copyFrom(near);
+      Tensor out = far.slice(1, 100, 140);
+      try (AttentionPlan plan = FlashAttention.causal().plan(view, view, view, out, null)) {
+        plan.launch(view, view, view, out);
+      }
+      assertThat(out.toFloatArray()).isEqualTo(want.toFloatArray());
+    }
+  }
 }

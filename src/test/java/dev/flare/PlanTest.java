@@ -219,17 +219,27 @@ class PlanTest {
         plan.launch(q, q, q, out);
         plan.launch(q, view, q, out);
       }
-      var threads = (com.sun.management.ThreadMXBean) ManagementFactory.getThreadMXBean();
-      long before = threads.getCurrentThreadAllocatedBytes();
-      long empty = threads.getCurrentThreadAllocatedBytes() - before; // what asking itself takes
-      before = threads.getCurrentThreadAllocatedBytes();
-      for (int i = 0; i < 500_000; i++) {
-        plan.launch(q, q, q, out);
-        plan.launch(q, view, q, out);
+      // When the JVM recompiles a method in between, it may make an object of its own, once: then
+      // another stretch decides. A launch that allocates fails every stretch.
+      long least = Long.MAX_VALUE;
+      for (int stretch = 0; stretch < 5 && least != 0; stretch++) {
+        least = Math.min(least, bytesOverAMillionLaunches(plan, q, view, out));
       }
-      long allocated = threads.getCurrentThreadAllocatedBytes() - before - empty;
-      assertThat(allocated).as("bytes over 10^6 launches").isZero();
+      assertThat(least).as("bytes over 10^6 launches").isZero();
     }
+  }
+
+  private static long bytesOverAMillionLaunches(
+      AttentionPlan plan, Tensor q, Tensor view, Tensor out) {
+    var threads = (com.sun.management.ThreadMXBean) ManagementFactory.getThreadMXBean();
+    long before = threads.getCurrentThreadAllocatedBytes();
+    long asking = threads.getCurrentThreadAllocatedBytes() - before;
+    before = threads.getCurrentThreadAllocatedBytes();
+    for (int i = 0; i < 500_000; i++) {
+      plan.launch(q, q, q, out);
+      plan.launch(q, view, q, out);
+    }
+    return threads.getCurrentThreadAllocatedBytes() - before - asking;
   }
 
   @Test

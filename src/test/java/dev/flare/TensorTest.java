@@ -4,6 +4,7 @@ import static org.assertj.core.api.Assertions.assertThat;
 import static org.assertj.core.api.Assertions.assertThatThrownBy;
 
 import java.io.IOException;
+import java.io.RandomAccessFile;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.ValueLayout;
@@ -408,6 +409,37 @@ class TensorTest {
       wide.select(1, 1).copyFrom(t);
       assertThat(wide.select(1, 1).toFloatArray()).isEqualTo(x);
       assertThat(Arrays.stream(wide.select(1, 0).toDoubleArray()).max().orElseThrow()).isZero();
+    }
+  }
+
+  @Test
+  void indicesBeyond32Bits() {
+    long n = (1L << 31) + 100; // pages that nobody touches cost nothing
+    try (Tensor t = Tensor.zeros(DType.UINT8, n)) {
+      t.set(7, n - 1);
+      t.slice(0, n - 10, n - 5).fill(3);
+      try (Tensor tail = t.slice(0, n - 10, n).copy()) {
+        assertThat(tail.toLongArray()).containsExactly(3, 3, 3, 3, 3, 0, 0, 0, 0, 7);
+      }
+      assertThat(t.reshape(2, n / 2).get(1, n / 2 - 1)).isEqualTo(7);
+      assertThatThrownBy(t::toFloatArray)
+          .isInstanceOf(InvalidArgumentException.class)
+          .hasMessageContaining("2^31");
+    }
+  }
+
+  @Test
+  void mapsFilesBeyond2GiB(@TempDir Path folder) throws IOException {
+    Path file = folder.resolve("sparse.bin");
+    long n = (3L << 30) / 2;
+    try (RandomAccessFile sparse = new RandomAccessFile(file.toFile(), "rw")) {
+      sparse.setLength(2 * n);
+      sparse.seek(2 * n - 2);
+      sparse.write(new byte[] {(byte) 0x80, 0x3f}); // 1 in BF16
+    }
+    try (Tensor t = Tensor.map(file, 0, DType.BF16, Shape.of(n))) {
+      assertThat(t.get(n - 1)).isEqualTo(1);
+      assertThat(t.get(0)).isZero();
     }
   }
 }

@@ -1,0 +1,10 @@
+// Instances of the Hopper attention forward kernel with head dimension 96.
+#include "launch_sm90.cuh"
+
+namespace flare::attention {
+
+#define FLARE_SM90_ONLY 96
+#define FLARE_ATTENTION_SM90 FLARE_DEFINE_LAUNCH_SM90
+#include "forward_sm90_configs.inc"
+
+}  // namespace flare::attention

@@ -1,0 +1,165 @@
+// What the roles of the Hopper attention forward kernel share: arguments, compile-time configuration, tile geometry, the
+// shared-memory map. The kernel is in fwd_sm90.cuh.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "../pipe/scheduler.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../tile/smem_layout.cuh"
+#include "mask.cuh"
+#include "params.h"
+
+namespace flare::attention {
+
+enum class Sm90Schedule { kOverlap, kPingPong };
+
+struct Sm90Args {
+    CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kBlockM, D / span, 1, 1}
+    CUtensorMap map_k;  // {span, Sk, D / span, Hk, B}, box {span, kBlockN, D / span, 1, 1}
+    CUtensorMap map_v;  // as map_k with Dv
+    pipe::TileSchedule schedule;
+    FwdParams params;      // window bounds already clamped to [0, kUnbounded]
+    pipe::FastDivisor heads_per_kv;  // query heads that share a key head
+    float unit;            // natural score per unit of the transformed score: scale, or softcap
+    float scale_log2;      // unit * log2(e)
+    float softcap_in;      // scale / softcap
+    bool may_see_nothing;  // some tile may have no visible key
+};
+
+// One instance of the kernel. kExtended adds softcap and ALiBi; kDeviceLengths adds cu_seqlens and seqused.
+template <typename T_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_, Sm90Schedule kSchedule_,
+          bool kExtended_, bool kDeviceLengths_>
+struct Sm90Config {
+    using T = T_;
+    static constexpr int kHeadDim = kHeadDim_;
+    static constexpr int kHeadDimV = kHeadDimV_;
+    static constexpr int kConsumers = kConsumers_;
+    static constexpr int kBlockM = 64 * kConsumers;
+    static constexpr int kBlockN = kBlockN_;
+    static constexpr int kStages = kStages_;
+    static constexpr Sm90Schedule kSchedule = kSchedule_;
+    static constexpr bool kExtended = kExtended_;
+    static constexpr bool kDeviceLengths = kDeviceLengths_;
+
+    static constexpr tile::Swizzle kSwizzle =
+        kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? tile::Swizzle::k128 : tile::Swizzle::k64;
+    static constexpr int kSpan = static_cast<int>(tile::span_bytes(kSwizzle)) / 2;  // elements of a chunk row
+
+    static constexpr int kThreads = 128 * (1 + kConsumers);
+    static constexpr int kEntryRegs = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : 128;
+    static constexpr int kProducerRegs = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
+    static constexpr int kConsumerRegs = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
+
+    static constexpr uint32_t kBytesQ = kBlockM * kHeadDim * 2;
+    static constexpr uint32_t kBytesK = kBlockN * kHeadDim * 2;
+    static constexpr uint32_t kBytesV = kBlockN * kHeadDimV * 2;
+    // Two query tiles where they fit: the next one then loads under the current one.
+    static constexpr int kQStages = 2 * kBytesQ + kStages * (kBytesK + kBytesV) + 1024 <= 232448 ? 2 : 1;
+    static constexpr uint32_t kOffsetK = kQStages * kBytesQ;
+    static constexpr uint32_t kOffsetV = kOffsetK + kStages * kBytesK;
+    static constexpr uint32_t kOffsetBarriers = kOffsetV + kStages * kBytesV;
+    static constexpr uint32_t kSmemBytes = kOffsetBarriers + 8 * (2 * kQStages + 5 * kStages);
+
+    static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
+    static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * (kEntryRegs + 1),
+                  "setmaxnreg would wait for ever: the pool is what the block was launched with");
+    static_assert(kHeadDim % kSpan == 0 && kHeadDimV % kSpan == 0 && kHeadDimV % 32 == 0, "whole chunks");
+    static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kBlockM <= 256, "k-steps of 16, TMA boxes of at most 256 rows");
+    static_assert(kSmemBytes <= 232448, "shared memory of one block");
+};
+
+// What both roles derive from a tile number.
+struct Sm90Tile {
+    int m0;
+    int head;
+    int batch;
+    int seqlen_q;
+    int seqlen_k;
+    int q_batch;  // batch coordinate of q and o, and of k and v: 0 when packed
+    int k_batch;
+    int q_row;      // first row of the sequence in the maps
+    int k_row;
+    KeyRange keys;
+
+    template <class Cfg>
+    static __device__ __forceinline__ Sm90Tile make(const Sm90Args& args, int tile_idx) {
+        const FwdParams& params = args.params;
+        const pipe::TileCoord coord = args.schedule.coord(tile_idx);
+        Sm90Tile tile;
+        tile.m0 = coord.m * Cfg::kBlockM;
+        tile.head = coord.head;
+        tile.batch = coord.batch;
+        tile.seqlen_q = params.seqlen_q;
+        tile.seqlen_k = params.seqlen_k;
+        tile.q_batch = coord.batch;
+        tile.k_batch = coord.batch;
+        tile.q_row = 0;
+        tile.k_row = 0;
+        if constexpr (Cfg::kDeviceLengths) {
+            if (params.cu_seqlens_q != nullptr) {
+                tile.q_batch = 0;
+                tile.q_row = params.cu_seqlens_q[coord.batch];
+                tile.seqlen_q = params.cu_seqlens_q[coord.batch + 1] - tile.q_row;
+            }
+            if (params.cu_seqlens_k != nullptr) {
+                tile.k_batch = 0;
+                tile.k_row = params.cu_seqlens_k[coord.batch];
+                tile.seqlen_k = params.cu_seqlens_k[coord.batch + 1] - tile.k_row;
+            }
+            if (params.seqused_q != nullptr) {
+                tile.seqlen_q = params.seqused_q[coord.batch];
+            }
+            if (params.seqused_k != nullptr) {
+                tile.seqlen_k = params.seqused_k[coord.batch];
+            }
+        }
+        const int m1 = min(tile.m0 + Cfg::kBlockM, tile.seqlen_q);
+        tile.keys = KeyRange::make<Cfg::kBlockN>(tile.m0, m1, tile.seqlen_q, tile.seqlen_k, params.window_left,
+                                                 params.window_right);
+        return tile;
+    }
+
+    // Rows start beyond the sequence: nothing to load, nothing to write.
+    __device__ __forceinline__ bool outside() const { return m0 >= seqlen_q; }
+};
+
+template <class Cfg>
+struct Sm90Smem {
+    uint32_t base;
+
+    __device__ __forceinline__ uint32_t q(uint32_t stage) const { return base + stage * Cfg::kBytesQ; }
+    __device__ __forceinline__ uint32_t k(uint32_t stage) const { return base + Cfg::kOffsetK + stage * Cfg::kBytesK; }
+    __device__ __forceinline__ uint32_t v(uint32_t stage) const { return base + Cfg::kOffsetV + stage * Cfg::kBytesV; }
+    __device__ __forceinline__ uint32_t bar(uint32_t i) const { return base + Cfg::kOffsetBarriers + 8 * i; }
+    __device__ __forceinline__ uint32_t q_full(uint32_t stage) const { return bar(stage); }
+    __device__ __forceinline__ uint32_t q_empty(uint32_t stage) const { return bar(Cfg::kQStages + stage); }
+    __device__ __forceinline__ uint32_t k_full(uint32_t stage) const { return kv_bar(0, stage); }
+    __device__ __forceinline__ uint32_t k_empty(uint32_t stage) const { return kv_bar(1, stage); }
+    __device__ __forceinline__ uint32_t v_full(uint32_t stage) const { return kv_bar(2, stage); }
+    __device__ __forceinline__ uint32_t v_empty(uint32_t stage) const { return kv_bar(3, stage); }
+    __device__ __forceinline__ uint32_t v_raw(uint32_t stage) const { return kv_bar(4, stage); }
+    __device__ __forceinline__ uint32_t kv_bar(uint32_t kind, uint32_t stage) const {
+        return bar(2 * Cfg::kQStages + kind * Cfg::kStages + stage);
+    }
+
+    __device__ __forceinline__ void init() const {
+        constexpr uint32_t kReleases = 4 * Cfg::kConsumers;
+        for (int stage = 0; stage < Cfg::kQStages; ++stage) {
+            ptx::mbarrier_init(q_full(stage), 1);
+            ptx::mbarrier_init(q_empty(stage), kReleases);
+        }
+        for (int stage = 0; stage < Cfg::kStages; ++stage) {
+            ptx::mbarrier_init(k_full(stage), 1);
+            ptx::mbarrier_init(k_empty(stage), kReleases);
+            ptx::mbarrier_init(v_full(stage), Cfg::kDeviceLengths ? 2 : 1);
+            ptx::mbarrier_init(v_empty(stage), kReleases);
+            ptx::mbarrier_init(v_raw(stage), 1);
+        }
+        ptx::fence_mbarrier_init();
+    }
+};
+
+}  // namespace flare::attention

@@ -1,0 +1,116 @@
+// Host side of one instance of the Hopper attention kernel: tensor maps, tile order, launch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../tile/tensor_map.h"
+#include "flare.h"
+#include "fwd_sm90.cuh"
+
+namespace flare::attention {
+
+inline int32_t clamp_window(int32_t bound) {
+    return bound < 0 || bound > kUnbounded ? kUnbounded : bound;
+}
+
+// {span, rows, D / span, heads, batch}: one box lands a whole tile in the format of tile/smem_layout.cuh.
+template <class Cfg>
+bool make_map(CUtensorMap* map, const void* base, const Strides& stride, int64_t rows, int32_t head_dim, int32_t heads,
+              int32_t batch, uint32_t box_rows) {
+    constexpr CUtensorMapDataType type = std::is_same_v<typename Cfg::T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const int64_t dims[5] = {Cfg::kSpan, rows, head_dim / Cfg::kSpan, heads, batch};
+    const int64_t strides[4] = {stride.row * 2, Cfg::kSpan * 2, stride.head * 2, stride.batch * 2};
+    const uint32_t box[5] = {Cfg::kSpan, box_rows, static_cast<uint32_t>(head_dim / Cfg::kSpan), 1, 1};
+    return tile::make_tensor_map(map, type, 5, base, dims, strides, box, Cfg::kSwizzle);
+}
+
+// Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, one section of all pairs
+// balances best: the longest tiles of all heads first. Smaller sections left up to 40 % of the blocks idle at the end, and L2
+// does not need them (their traffic is a tenth of the memory's rate).
+inline int32_t pairs_per_section(const FwdParams& p, int32_t heads_per_kv, bool longest_first) {
+    return longest_first ? p.batch * p.heads_q : heads_per_kv;
+}
+
+template <class Cfg>
+int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
+    if (p.batch == 0 || p.heads_q == 0 || p.seqlen_q == 0) {
+        return FLARE_OK;
+    }
+    Sm90Args args{};
+    args.params = p;
+    args.params.window_left = clamp_window(p.window_left);
+    args.params.window_right = clamp_window(p.window_right);
+    args.heads_per_kv = pipe::FastDivisor::make(static_cast<uint32_t>(p.heads_q / p.heads_kv));
+    args.unit = p.softcap > 0.0f ? p.softcap : p.scale;
+    args.scale_log2 = args.unit * 1.4426950408889634f;
+    args.softcap_in = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+
+    args.may_see_nothing = Cfg::kDeviceLengths || p.seqlen_k == 0 || args.params.window_right < p.seqlen_q - p.seqlen_k;
+
+    const bool packed_q = p.cu_seqlens_q != nullptr;
+    const bool packed_k = p.cu_seqlens_k != nullptr;
+    const int64_t rows_q = packed_q ? p.total_q : p.seqlen_q;
+    const int64_t rows_k = packed_k ? p.total_k : p.seqlen_k;
+    // Without a key no block is loaded: any valid address will do for the maps.
+    const bool no_keys = rows_k == 0;
+    const FwdParams& s = args.params;
+    const bool mapped =
+        make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, packed_q ? 1 : s.batch, Cfg::kBlockM) &&
+        (no_keys ||
+         (make_map<Cfg>(&args.map_k, s.k, s.k_stride, rows_k, s.head_dim, s.heads_kv, packed_k ? 1 : s.batch,
+                        Cfg::kBlockN) &&
+          make_map<Cfg>(&args.map_v, s.v, s.v_stride, rows_k, s.head_dim_v, s.heads_kv, packed_k ? 1 : s.batch,
+                        Cfg::kBlockN)));
+    if (!mapped) {
+        return FLARE_ERROR_LAUNCH;
+    }
+    if (no_keys) {
+        args.map_k = args.map_q;
+        args.map_v = args.map_q;
+    }
+
+    const bool causal = s.window_right < s.seqlen_k && s.window_left >= s.seqlen_k - 1;
+    const int32_t heads_per_kv = s.heads_q / s.heads_kv;
+    args.schedule = pipe::TileSchedule::make((s.seqlen_q + Cfg::kBlockM - 1) / Cfg::kBlockM, s.batch, s.heads_q,
+                                             pairs_per_section(s, heads_per_kv, causal));
+
+    const auto kernel = attention_fwd_sm90_kernel<Cfg>;
+    // Per device and context, and cheap: set before every launch rather than remembered.
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Cfg::kSmemBytes) != cudaSuccess) {
+        return FLARE_ERROR_LAUNCH;
+    }
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(std::min(args.schedule.num_tiles, s.sm_count)));
+    config.blockDim = dim3(Cfg::kThreads);
+    config.dynamicSmemBytes = Cfg::kSmemBytes;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, args) == cudaSuccess ? FLARE_OK : FLARE_ERROR_LAUNCH;
+}
+
+// Picks the instance: what the plain kernel need not carry (softcap, ALiBi; lengths on the device) is compiled apart.
+template <typename T, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, int kStages, Sm90Schedule kSchedule>
+int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
+    const bool extended = p.softcap > 0.0f || p.alibi_slopes != nullptr;
+    const bool device_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr ||
+                                p.seqused_k != nullptr;
+    if (extended) {
+        return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, true, true>>(p, stream);
+    }
+    if (device_lengths) {
+        return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, false, true>>(p, stream);
+    }
+    return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, false, false>>(p, stream);
+}
+
+}  // namespace flare::attention
+
+#define FLARE_DEFINE_LAUNCH_SM90(id, d, dv, consumers, block_n, stages, schedule)                               \
+    int32_t launch_sm90_##id(const FwdParams& p, cudaStream_t stream) {                                        \
+        if (p.dtype == DType::kBf16) {                                                                         \
+            return launch_sm90_features<__nv_bfloat16, d, dv, consumers, block_n, stages, Sm90Schedule::schedule>( \
+                p, stream);                                                                                    \
+        }                                                                                                      \
+        return launch_sm90_features<__half, d, dv, consumers, block_n, stages, Sm90Schedule::schedule>(p, stream); \
+    }

@@ -1,0 +1,56 @@
+// Which keys a tile of rows sees: the range of key blocks, which of them need a mask, and the mask itself.
+// Bottom-right aligned: row i stands at key position i + off, off = seqlen_k - seqlen_q. Key blocks may start at any key:
+// block n covers keys [first_key + n * kBlockN, ...), so a window never costs an extra block for alignment.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace flare::attention {
+
+// Bounds are clamped on the host to kUnbounded, so that sums of a position and a bound stay within int32.
+inline constexpr int32_t kUnbounded = 1 << 29;
+
+struct KeyRange {
+    int first_key;
+    int num_blocks;
+    int right_masked_from;  // blocks n >= this need the right mask (window_right, seqlen_k)
+    int left_masked_until;  // blocks n < this need the left mask
+
+    template <int kBlockN>
+    static __device__ __forceinline__ KeyRange make(int m0, int m1, int seqlen_q, int seqlen_k, int left, int right) {
+        const int off = seqlen_k - seqlen_q;
+        KeyRange range;
+        range.first_key = max(0, m0 + off - left);
+        const int last_key = min(seqlen_k, m1 + off + right);  // exclusive; m1 - 1 + off + right is the last row's last
+        range.num_blocks = max(0, last_key - range.first_key + kBlockN - 1) / kBlockN;
+        const int full_end = min(seqlen_k, m0 + off + right + 1);  // exclusive end of what the first row sees
+        range.right_masked_from = max(0, full_end - range.first_key) / kBlockN;
+        const int full_begin = m1 - 1 + off - left;  // first key of the last row
+        range.left_masked_until = max(0, full_begin - range.first_key + kBlockN - 1) / kBlockN;
+        return range;
+    }
+};
+
+// Keys [lo, hi] of one row relative to the block; col0 = this thread's first column (2 * (lane % 4)) is already in them.
+template <int kCount>
+__device__ __forceinline__ void mask_right(float (&s)[kCount], const int (&hi)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        if (8 * (i / 4) + i % 2 > hi[(i / 2) % 2]) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+template <int kCount>
+__device__ __forceinline__ void mask_left(float (&s)[kCount], const int (&lo)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        if (8 * (i / 4) + i % 2 < lo[(i / 2) % 2]) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+}  // namespace flare::attention

@@ -1,0 +1,85 @@
+// Online softmax over one warpgroup's m64 x N score fragment. A thread owns two rows (r = 0: l/4, r = 1: l/4 + 8).
+// Scores stay unscaled; weights are exp2(s * scale_log2 - max * scale_log2), one FFMA and one MUFU each. The row sum
+// stays thread-local until finish().
+#pragma once
+
+#include "../ptx/math.cuh"
+#include "../tile/fragment.cuh"
+
+#include <cmath>
+#include <cstdint>
+
+namespace flare::attention {
+
+struct Softmax {
+    float row_max[2];
+    float row_sum[2];
+
+    __device__ __forceinline__ void reset() {
+        row_max[0] = row_max[1] = -INFINITY;
+        row_sum[0] = row_sum[1] = 0.0f;
+    }
+
+    // s becomes the weights; alpha is what the accumulated output has to be multiplied with.
+    template <int kCount>
+    __device__ __forceinline__ void update(float (&s)[kCount], float (&alpha)[2], float scale_log2) {
+        float base[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float even = row_max[r];
+            float odd = s[2 * r + 1];
+            even = fmaxf(even, s[2 * r]);
+#pragma unroll
+            for (int i = 4; i < kCount; i += 4) {
+                even = fmaxf(even, s[i + 2 * r]);
+                odd = fmaxf(odd, s[i + 2 * r + 1]);
+            }
+            const float new_max = tile::quad_max(fmaxf(even, odd));
+            // A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
+            base[r] = new_max == -INFINITY ? 0.0f : new_max * scale_log2;
+            alpha[r] = ptx::exp2_approx(row_max[r] * scale_log2 - base[r]);
+            row_max[r] = new_max;
+            row_sum[r] *= alpha[r];
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
+            row_sum[(i / 2) % 2] += s[i];
+        }
+    }
+
+    // unit: natural score per unit of s. Returns the factor of o; lse in natural log. sink (natural units) joins the
+    // denominator; pass -inf for none.
+    __device__ __forceinline__ float finish(int r, float unit, float sink, float& lse) const {
+        const float sum = tile::quad_sum(row_sum[r]);
+        const float max = row_max[r] * unit;
+        const float total_max = fmaxf(max, sink);
+        if (total_max == -INFINITY) {  // no visible key: sum is 0, or NaN when a NaN was seen
+            lse = sum == 0.0f ? -INFINITY : sum;
+            return sum;
+        }
+        const float weight = ptx::exp2_approx((max - total_max) * 1.4426950408889634f);
+        const float total = sum * weight + ptx::exp2_approx((sink - total_max) * 1.4426950408889634f);
+        lse = total_max + logf(total);
+        return weight / total;
+    }
+};
+
+// Weights to the 16-bit A operand of the second product: no shuffle, the accumulator layout is the operand layout.
+template <typename T, int kCount>
+__device__ __forceinline__ void pack_weights(uint32_t (&p)[kCount / 2], const float (&s)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+        p[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
+    }
+}
+
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&o)[kCount], const float (&alpha)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        o[i] *= alpha[(i / 2) % 2];
+    }
+}
+
+}  // namespace flare::attention

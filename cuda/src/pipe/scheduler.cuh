@@ -1,0 +1,74 @@
+// Which tile a persistent block works on next. Static: every role computes the same sequence, no memory involved.
+#pragma once
+
+#include <cstdint>
+
+namespace flare::pipe {
+
+// Division by a run-time constant for n in [0, 2^31): multiply-high and shift, 10 cycles where a division takes 200.
+struct FastDivisor {
+    uint32_t divisor;
+    uint32_t multiplier;
+    uint32_t shift;
+
+    static FastDivisor make(uint32_t divisor) {
+        uint32_t shift = 0;
+        while ((uint64_t{1} << shift) < divisor) {
+            ++shift;
+        }
+        const uint64_t multiplier = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor) / divisor + 1;
+        return {divisor, static_cast<uint32_t>(multiplier), shift};
+    }
+
+    __device__ __forceinline__ int quotient(int n) const {
+        const uint32_t x = static_cast<uint32_t>(n);
+        return static_cast<int>((__umulhi(x, multiplier) + x) >> shift);
+    }
+};
+
+struct TileCoord {
+    int m;      // row block
+    int head;   // query head
+    int batch;
+};
+
+// Tiles are numbered section by section. A section is a run of (batch, head) pairs whose keys and values fit in L2
+// together; inside it the row block is the slow index, from the last (longest under a causal mask) to the first.
+// Blocks take tiles round by round, odd rounds in reverse (so that nobody always gets the longest of a round).
+struct TileSchedule {
+    int32_t num_m;
+    int32_t num_tiles;          // num_m * batch * heads
+    FastDivisor section_tiles;  // pairs per section * num_m
+    FastDivisor section_pairs;  // divides batch * heads
+    FastDivisor heads;
+
+    static TileSchedule make(int32_t num_m, int32_t batch, int32_t heads, int32_t section_pairs) {
+        return {num_m, num_m * batch * heads, FastDivisor::make(section_pairs * num_m), FastDivisor::make(section_pairs),
+                FastDivisor::make(heads)};
+    }
+
+    __device__ __forceinline__ TileCoord coord(int tile) const {
+        const int section = section_tiles.quotient(tile);
+        const int within = tile - section * static_cast<int>(section_tiles.divisor);
+        const int m = section_pairs.quotient(within);
+        const int pairs = static_cast<int>(section_pairs.divisor);
+        const int pair = section * pairs + within - m * pairs;
+        const int batch = heads.quotient(pair);
+        return {num_m - 1 - m, pair - batch * static_cast<int>(heads.divisor), batch};
+    }
+};
+
+struct TileCursor {
+    int round = 0;
+
+    // Tile of this block in the current round, or -1 when there is none left.
+    __device__ __forceinline__ int next(int num_tiles) {
+        const int grid = static_cast<int>(gridDim.x);
+        const int cta = static_cast<int>(blockIdx.x);
+        const int tile = round * grid + ((round & 1) != 0 ? grid - 1 - cta : cta);
+        ++round;
+        return tile < num_tiles ? tile : -1;
+    }
+};
+
+}  // namespace flare::pipe

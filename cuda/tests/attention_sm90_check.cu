@@ -1,0 +1,168 @@
+// Checks the Hopper attention kernels against a reference on the GPU: size grid, masks, GQA, cross lengths, LSE, NaN in
+// the rows next to every sequence, poisoned outputs, repeated runs bitwise equal; with the library launcher also softcap,
+// ALiBi, sink and packed sequences. Needs nvcc and one H200:
+//   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -Icuda/include -Icuda/src \
+//        cuda/tests/attention_sm90_check.cu cuda/src/attention/*sm90*.cu -o attention_sm90_check && ./attention_sm90_check
+#include <cstring>
+
+#include "attention_sm90_common.cuh"
+
+namespace {
+
+using namespace attention_test;
+
+int failures = 0;
+int cases = 0;
+
+template <typename T>
+void verify(const FwdParams& p, const char* what, size_t out_bytes, int repeats) {
+    const int32_t rc = launch(p);
+    CHECK(cudaDeviceSynchronize());
+    const Error e = compare_all<T>(p, p.seqlen_q > 4000 ? 37 : 1);
+    const bool half = std::is_same_v<T, __half>;
+    bool good = rc == FLARE_OK && e.relative < (half ? 1e-3 : 5e-3) && e.lse < (half ? 1e-3 : 2e-3) && e.bad == 0;
+    if (repeats > 0 && out_bytes > 0) {
+        std::vector<char> first(out_bytes), again(out_bytes);
+        CHECK(cudaMemcpy(first.data(), p.o, out_bytes, cudaMemcpyDeviceToHost));
+        for (int i = 0; i < repeats; ++i) {
+            launch(p);
+            CHECK(cudaMemcpy(again.data(), p.o, out_bytes, cudaMemcpyDeviceToHost));
+            good = good && std::memcmp(first.data(), again.data(), out_bytes) == 0;
+        }
+    }
+    ++cases;
+    if (!good) {
+        if (++failures <= 12) {
+            std::printf(
+                "FAIL %s %s B=%d H=%d/%d Sq=%d Sk=%d D=%d/%d window=%d,%d rc=%d: error %.2e lse %.2e bad %.0f\n",
+                half ? "fp16" : "bf16", what, p.batch, p.heads_q, p.heads_kv, p.seqlen_q, p.seqlen_k, p.head_dim,
+                p.head_dim_v, p.window_left, p.window_right, rc, e.relative, e.lse, e.bad);
+        }
+    }
+}
+
+template <typename T>
+void verify_shape(const Shape& s, const char* what, int repeats = 0) {
+    const FwdParams p = make_params<T>(s, 0, static_cast<uint64_t>(cases) + 1);
+    verify<T>(p, what, size_t(s.batch) * s.seqlen_q * s.heads_q * s.head_dim_v * 2, repeats);
+}
+
+template <typename T>
+void dense(int d, int dv) {
+    const int sizes[] = {1, 7, 63, 64, 65, 127, 128, 129, 176, 192, 255, 353, 1000};
+    for (int sq : sizes) {
+        for (int sk : sizes) {
+            verify_shape<T>({1, 2, 1, sq, sk, d, dv, -1, -1}, "full");
+            verify_shape<T>({1, 2, 1, sq, sk, d, dv, -1, 0}, "causal");
+        }
+        verify_shape<T>({2, 3, 1, sq, 0, d, dv, -1, 0}, "no keys");
+        for (int w : {0, 1, 63, 127, 128, 129, 5000}) {
+            verify_shape<T>({1, 2, 2, sq, 400, d, dv, w, 0}, "window");
+            verify_shape<T>({1, 2, 2, 400, sq, d, dv, w, 17}, "window");
+            verify_shape<T>({1, 2, 2, 300, sq, d, dv, -1, w}, "window");
+        }
+    }
+    verify_shape<T>({2, 6, 2, 4097, 4097, d, dv, -1, 0}, "causal", 20);
+    verify_shape<T>({2, 6, 2, 4097, 4097, d, dv, -1, -1}, "full", 20);
+    verify_shape<T>({2, 6, 2, 2000, 4097, d, dv, 1023, 0}, "window", 20);
+    verify_shape<T>({3, 44, 4, 300, 300, d, dv, -1, 0}, "many tiles", 20);  // 396 tiles of 128 rows: three rounds
+    verify_shape<T>({133, 1, 1, 64, 100, d, dv, -1, -1}, "133 tiles", 2);
+}
+
+#ifndef FLARE_VARIANT
+template <typename T>
+T* device_array(int which, const std::vector<T>& host) {
+    T* p = static_cast<T*>(slab(which, host.size() * sizeof(T)));
+    CHECK(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+
+template <typename T>
+void extras(int d, int dv) {
+    for (int right : {-1, 0}) {
+        FwdParams p = make_params<T>({2, 4, 2, 333, 500, d, dv, -1, right}, 0, 77);
+        const size_t bytes = size_t(2) * 333 * 4 * dv * 2;
+        p.sink = device_array<float>(5, {0.3f, -2.0f, 200.0f, -INFINITY});
+        verify<T>(p, "sink", bytes, 1);
+        p.sink = nullptr;
+        p.alibi_slopes = device_array<float>(5, {0.5f, 0.25f, 0.125f, 0.01f});
+        verify<T>(p, "alibi", bytes, 1);
+        p.alibi_slopes = nullptr;
+        p.softcap = 5.0f;
+        p.scale *= 5.0f;
+        verify<T>(p, "softcap", bytes, 1);
+    }
+    // Packed: a sequence of no keys, one of no rows, ragged tails; the neighbour's rows are real numbers, the last are NaN.
+    const std::vector<int32_t> cu_q{0, 130, 130, 137, 500, 628};
+    const std::vector<int32_t> cu_k{0, 200, 263, 263, 700, 828};
+    const std::vector<int32_t> used_k{200, 63, 0, 301, 127};
+    for (int right : {-1, 0}) {
+        for (bool used : {false, true}) {
+            FwdParams p = make_params<T>({1, 4, 2, 628, 828, d, dv, -1, right}, 9, 78);
+            if (used) {  // unused storage between the sequences is NaN
+                poison_rows<T><<<64, 256>>>(const_cast<void*>(p.k), 1, 700, 263 + 301, int64_t{2} * d);
+                poison_rows<T><<<64, 256>>>(const_cast<void*>(p.v), 1, 700, 263 + 301, int64_t{2} * dv);
+            }
+            p.total_q = 628;
+            p.total_k = 828;
+            p.batch = 5;
+            p.seqlen_q = 363;
+            p.seqlen_k = 437;
+            p.cu_seqlens_q = device_array(5, cu_q);
+            p.cu_seqlens_k = device_array(6, cu_k);
+            p.seqused_k = used ? device_array(7, used_k) : nullptr;
+            p.lse_stride = {0, 1, 628};
+            verify<T>(p, used ? "packed, used" : "packed", size_t(628) * 4 * dv * 2, 5);
+        }
+    }
+    // Dense storage longer than what is used; what is not used is NaN.
+    FwdParams p = make_params<T>({2, 4, 2, 200, 300, d, dv, -1, 0}, 0, 79);
+    poison_rows<T><<<64, 256>>>(const_cast<void*>(p.k), 2, 300, 150, int64_t{2} * d);
+    poison_rows<T><<<64, 256>>>(const_cast<void*>(p.v), 2, 300, 150, int64_t{2} * dv);
+    p.seqused_k = device_array<int32_t>(7, {150, 1});
+    verify<T>(p, "seqused", size_t(2) * 200 * 4 * dv * 2, 5);
+}
+#endif
+
+template <typename T>
+void padded(int d, int dv) {
+    for (int right : {-1, 0}) {
+        const Shape s{2, 4, 2, 130, 301, d, dv, -1, right};
+        verify<T>(make_params<T>(s, 33, 99), "NaN neighbours", size_t(2) * 163 * 4 * dv * 2, 2);
+    }
+}
+
+template <typename T>
+void all(int d, int dv, bool small) {
+    if (!small) {
+        dense<T>(d, dv);
+    } else {
+        verify_shape<T>({1, 2, 1, 200, 333, d, dv, -1, 0}, "causal");
+        verify_shape<T>({1, 2, 1, 200, 333, d, dv, 64, 3}, "window");
+    }
+    padded<T>(d, dv);
+#ifndef FLARE_VARIANT
+    extras<T>(d, dv);
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const bool small = argc > 1 && std::strcmp(argv[1], "--small") == 0;
+#ifdef FLARE_VARIANT
+    const int v[] = {V_D, V_DV};
+    all<__nv_bfloat16>(v[0], v[1], small);
+#else
+    const int dims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+    for (const auto& d : dims) {
+        all<__nv_bfloat16>(d[0], d[1], small);
+        all<__half>(d[0], d[1], small);
+        if (small) {
+            CHECK(cudaDeviceSynchronize());
+        }
+    }
+#endif
+    std::printf("attention_sm90_check: %d cases, %d failed: %s\n", cases, failures, failures == 0 ? "PASS" : "FAIL");
+    return failures != 0;
+}
