@@ -401,7 +401,7 @@ typedef struct flare_mla_decode_params {
  * States: [N, HV, K, V] or [N, HV, V, K]; the inner K x V block is dense, *_stride_n and _h are free (0 = dense). final_state may be
  * the same memory as initial_state. A sequence without tokens: final = initial (or zero).
  * With state_slots [N], sequence n reads and writes slot state_slots[n] of the pools instead of row n; a sequence with slot
- * padding_slot reads zeros and writes no state.
+ * padding_slot reads zeros and writes no state. With final_state no two sequences may name the same slot.
  * Checkpoints: the state after every checkpoint_interval tokens of a sequence. Row of the j-th checkpoint of sequence n:
  * n * floor(T / checkpoint_interval) + j, or cu_checkpoints[n] + j with varlen; layout as the states, dense rows.
  */
@@ -474,6 +474,7 @@ typedef struct flare_kda_forward_params {
  * slots_per_sequence = 1: slots [N]; read before the first and written after the last token.
  * slots_per_sequence = T: slots [N, T] (speculative verification): the state is written after every token t to slots[n][t]; the start state is
  * slots[n][num_accepted[n] - 1] (num_accepted NULL: slots[n][0]).
+ * No two entries that are written may name the same slot.
  * A slot equal to padding_slot is neither read (zeros) nor written. state_out: write there instead of in place, same strides.
  */
 typedef struct flare_kda_decode_params {

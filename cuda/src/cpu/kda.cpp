@@ -106,10 +106,18 @@ int32_t check_forward(const flare_kda_forward_params& p) {
         }
     }
     if (p.state_slots != nullptr) {
+        std::vector<std::pair<int64_t, int64_t>> written;
         for (int64_t n = 0; n < p.num_sequences; ++n) {
             if (const int32_t status = check_slot("state_slots", p.state_slots, type, n, p.num_slots, p.padding_slot)) {
                 return status;
             }
+            const int64_t slot = read_index(p.state_slots, type, n);
+            if (p.final_state != nullptr && slot != p.padding_slot) {
+                written.emplace_back(slot, n);
+            }
+        }
+        if (const int32_t status = check_distinct("state_slots", written)) {
+            return status;
         }
     }
     if (p.checkpoints == nullptr || p.cu_seqlens == nullptr) {
@@ -149,6 +157,7 @@ int32_t check_decode(const flare_kda_decode_params& p) {
         return FLARE_OK;
     }
     // Only the slots that will be used: the rest of a ragged row may hold anything.
+    std::vector<std::pair<int64_t, int64_t>> written;
     for (int64_t n = 0; n < p.num_sequences; ++n) {
         const int64_t tokens = sequence_span(p.cu_seqlens, nullptr, p.seqlen, type, n).length;
         const int64_t start = p.num_accepted != nullptr ? read_index(p.num_accepted, type, n) - 1 : 0;
@@ -157,12 +166,17 @@ int32_t check_decode(const flare_kda_decode_params& p) {
             if (i >= used && i != start) {
                 continue;
             }
-            if (const int32_t status = check_slot("slots", p.slots, type, n * p.slots_stride_n + i, p.num_slots, p.padding_slot)) {
+            const int64_t at = n * p.slots_stride_n + i;
+            if (const int32_t status = check_slot("slots", p.slots, type, at, p.num_slots, p.padding_slot)) {
                 return status;
+            }
+            const int64_t slot = read_index(p.slots, type, at);
+            if (i < used && slot != p.padding_slot) {
+                written.emplace_back(slot, at);
             }
         }
     }
-    return FLARE_OK;
+    return check_distinct("slots", written);
 }
 
 // Runs item(n, hv, task's panel range) over everything. Throws std::bad_alloc.
