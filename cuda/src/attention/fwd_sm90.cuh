@@ -62,7 +62,7 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
     pipe::TileCursor cursor;
     for (int idx = cursor.next(args.schedule.num_tiles); idx >= 0; idx = cursor.next(args.schedule.num_tiles)) {
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
-        if (tile.outside() || tile.keys.num_blocks == 0) {
+        if (Cfg::kDeviceLengths && tile.outside()) {
             continue;
         }
         const int kv_head = args.heads_per_kv.quotient(tile.head);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<
             continue;
         }
         for (int n = tile.keys.num_blocks - 1; n >= 0; --n) {
-            const int valid = valid_keys<Cfg>(tile, n);
+            const int valid = max(0, valid_keys<Cfg>(tile, n));
             if (valid < Cfg::kBlockN) {
                 ptx::mbarrier_wait(smem.v_raw(v_state.stage), (raw_phases >> v_state.stage) & 1);
                 raw_phases ^= 1u << v_state.stage;
@@ -209,9 +209,12 @@ struct Sm90Consumer {
 
     __device__ __forceinline__ void acquire_q() {
         ptx::mbarrier_wait(smem.q_full(q_state.stage), q_state.phase);
-        // NOTE: the broadcast keeps the descriptor in uniform registers; without it each wgmma costs two R2UR.
-        const uint32_t stage = Cfg::kQStages == 1 ? 0 : __shfl_sync(0xffffffffu, q_state.stage, 0);
-        desc_q = tile::make_desc_k<Cfg::kSwizzle>(smem.q(stage) + warpgroup * 64 * tile::span_bytes(Cfg::kSwizzle));
+        desc_q = query_desc();
+    }
+
+    __device__ __forceinline__ uint64_t query_desc() const {
+        const uint32_t rows = smem.q(q_state.stage) + warpgroup * 64 * tile::span_bytes(Cfg::kSwizzle);
+        return tile::make_desc_k<Cfg::kSwizzle>(static_cast<uint32_t>(ptx::uniform(static_cast<int32_t>(rows))));
     }
 
     __device__ __forceinline__ void release_q() {
@@ -290,25 +293,22 @@ struct Sm90Consumer {
         softmax.update(s, alpha, args.scale_log2);
     }
 
-    // Number of the next tile with keys, made current. -1 after the last.
+    // Number of the next tile, made current; -1 after the last. NOTE: without a loop where it can be helped. A loop here
+    // makes the compiler take the masks' branch for divergent and the descriptors out of uniform registers.
     __device__ __forceinline__ int next_tile(pipe::TileCursor& cursor) {
-        for (;;) {
-            const int idx = cursor.next(args.schedule.num_tiles);
-            if (idx < 0) {
-                return -1;
-            }
-            const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
-            if (!tile.outside() && tile.keys.num_blocks > 0) {
-                begin_tile(tile);
-                return idx;
+        int idx = cursor.next(args.schedule.num_tiles);
+        if constexpr (Cfg::kDeviceLengths) {
+            while (idx >= 0 && Sm90Tile::make<Cfg>(args, idx).outside()) {
+                idx = cursor.next(args.schedule.num_tiles);
             }
         }
+        if (idx >= 0) {
+            begin_tile(Sm90Tile::make<Cfg>(args, idx));
+        }
+        return idx;
     }
 
     __device__ __forceinline__ void run() {
-        if (args.may_see_nothing) {
-            store_empty_tiles();
-        }
         pipe::TileCursor cursor;
         int tile_idx = next_tile(cursor);
         if (tile_idx < 0) {
@@ -330,6 +330,11 @@ struct Sm90Consumer {
         scores_to_weights(s, alpha, softmax, keys.num_blocks - 1);
         pack_weights<T>(p, s);
         for (;;) {
+            // NOTE: what the inner loop branches on and builds descriptors from has to be uniform for the compiler, too.
+            keys.num_blocks = ptx::uniform(keys.num_blocks);
+            keys.right_masked_from = ptx::uniform(keys.right_masked_from);
+            keys.left_masked_until = ptx::uniform(keys.left_masked_until);
+            desc_q = query_desc();
             for (int n = keys.num_blocks - 2; n >= 0; --n) {
                 take_turn();
                 issue_scores(s);
@@ -430,22 +435,6 @@ struct Sm90Consumer {
                 if (inside) {
                     ptx::st_global_v4(out + 32 * j, x);
                 }
-            }
-        }
-    }
-
-    // The tiles whose rows see no key at all, before the others: inside their loop the divergent stores would cost the
-    // compiler its knowledge that pipeline state is uniform (measured: 16 R2UR a block, 5 % of the rate).
-    __device__ __forceinline__ void store_empty_tiles() const {
-        pipe::TileCursor cursor;
-        for (int idx = cursor.next(args.schedule.num_tiles); idx >= 0; idx = cursor.next(args.schedule.num_tiles)) {
-            const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
-            if (!tile.outside() && tile.keys.num_blocks == 0) {
-                float o[kOutputs];
-                Softmax softmax;
-                zero(o);
-                softmax.reset();
-                store(idx, o, softmax);
             }
         }
     }

@@ -26,7 +26,6 @@ struct Sm90Args {
     float unit;            // natural score per unit of the transformed score: scale, or softcap
     float scale_log2;      // unit * log2(e)
     float softcap_in;      // scale / softcap
-    bool may_see_nothing;  // some tile may have no visible key
 };
 
 // One instance of the kernel. kExtended adds softcap and ALiBi; kDeviceLengths adds cu_seqlens and seqused.

@@ -47,28 +47,23 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     args.scale_log2 = args.unit * 1.4426950408889634f;
     args.softcap_in = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
 
-    args.may_see_nothing = Cfg::kDeviceLengths || p.seqlen_k == 0 || args.params.window_right < p.seqlen_q - p.seqlen_k;
-
     const bool packed_q = p.cu_seqlens_q != nullptr;
     const bool packed_k = p.cu_seqlens_k != nullptr;
     const int64_t rows_q = packed_q ? p.total_q : p.seqlen_q;
     const int64_t rows_k = packed_k ? p.total_k : p.seqlen_k;
-    // Without a key no block is loaded: any valid address will do for the maps.
-    const bool no_keys = rows_k == 0;
+    // Without a key the maps describe one row of q, which no block reaches (see KeyRange).
     const FwdParams& s = args.params;
+    const void* k = rows_k > 0 ? s.k : s.q;
+    const void* v = rows_k > 0 ? s.v : s.q;
+    const int64_t map_rows_k = std::max<int64_t>(1, rows_k);
     const bool mapped =
         make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, packed_q ? 1 : s.batch, Cfg::kBlockM) &&
-        (no_keys ||
-         (make_map<Cfg>(&args.map_k, s.k, s.k_stride, rows_k, s.head_dim, s.heads_kv, packed_k ? 1 : s.batch,
-                        Cfg::kBlockN) &&
-          make_map<Cfg>(&args.map_v, s.v, s.v_stride, rows_k, s.head_dim_v, s.heads_kv, packed_k ? 1 : s.batch,
-                        Cfg::kBlockN)));
+        make_map<Cfg>(&args.map_k, k, s.k_stride, map_rows_k, s.head_dim, s.heads_kv, packed_k ? 1 : s.batch,
+                      Cfg::kBlockN) &&
+        make_map<Cfg>(&args.map_v, v, s.v_stride, map_rows_k, s.head_dim_v, s.heads_kv, packed_k ? 1 : s.batch,
+                      Cfg::kBlockN);
     if (!mapped) {
         return FLARE_ERROR_LAUNCH;
-    }
-    if (no_keys) {
-        args.map_k = args.map_q;
-        args.map_v = args.map_q;
     }
 
     const bool causal = s.window_right < s.seqlen_k && s.window_left >= s.seqlen_k - 1;

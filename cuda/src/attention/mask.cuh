@@ -23,7 +23,11 @@ struct KeyRange {
         KeyRange range;
         range.first_key = max(0, m0 + off - left);
         const int last_key = min(seqlen_k, m1 + off + right);  // exclusive; m1 - 1 + off + right is the last row's last
-        range.num_blocks = max(0, last_key - range.first_key + kBlockN - 1) / kBlockN;
+        // Rows that see nothing get one block beyond the end, all masked: every tile has a block, no role needs a special
+        // path, and what lands there is zeros (TMA beyond the map; the scrubber within it).
+        const bool nothing = last_key <= range.first_key;
+        range.first_key = nothing ? max(1, seqlen_k) : range.first_key;
+        range.num_blocks = nothing ? 1 : (last_key - range.first_key + kBlockN - 1) / kBlockN;
         const int full_end = min(seqlen_k, m0 + off + right + 1);  // exclusive end of what the first row sees
         range.right_masked_from = max(0, full_end - range.first_key) / kBlockN;
         const int full_begin = m1 - 1 + off - left;  // first key of the last row

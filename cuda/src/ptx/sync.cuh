@@ -79,4 +79,12 @@ __device__ __forceinline__ uint32_t uniform_warp_idx() {
     return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 }
 
+// A value that is the same in all lanes, in a uniform register: redux writes one, so that branches on the value are known
+// not to diverge and descriptors built from it need no R2UR. The compiler does not conclude that by itself across loops.
+__device__ __forceinline__ int32_t uniform(int32_t x) {
+    int32_t y;
+    asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 }  // namespace flare::ptx
