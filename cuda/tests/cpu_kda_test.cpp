@@ -530,7 +530,7 @@ void check_bitwise(Random& random) {
     s.heads_v = 4;
     s.k_dim = 64;
     s.v_dim = 96;
-    s.lengths = {150, 150};
+    s.lengths.assign(2, 150);
     Tokens tokens(s);
     const int64_t row_bytes = s.heads_v * s.v_dim * 4;
     const auto prefix_equal = [&](const Result& a, const Result& b, int64_t count) {
@@ -681,7 +681,7 @@ void check_gates() {
         s.gate = item.gate;
         s.k_dim = 64;
         s.v_dim = 32;
-        s.lengths = {129};
+        s.lengths.assign(1, 129);
         Tokens tokens(s);
         for (int64_t t = 0; t < 129; ++t) {
             tokens.g.set_row(0, t, [&](int64_t, int64_t) { return item.raw(tokens.random); });
@@ -713,7 +713,7 @@ void check_keys_and_values() {
             s.l2norm = item.l2norm;
             s.k_dim = 64;
             s.v_dim = 32;
-            s.lengths = {200};
+            s.lengths.assign(1, 200);
             s.with_a_log = s.with_bias = false;
             Tokens tokens(s);
             for (int64_t t = 0; t < 200; ++t) {
@@ -730,7 +730,7 @@ void check_keys_and_values() {
         Spec s;
         s.dtype = FLARE_BF16;
         s.v_dim = 16;
-        s.lengths = {16384};
+        s.lengths.assign(1, 16384);
         s.with_a_log = s.with_bias = false;
         Tokens tokens(s);
         std::vector<double> values(16 * 16);
@@ -752,7 +752,7 @@ void check_keys_and_values() {
         s.beta_activation = FLARE_BETA_RAW;
         s.l2norm = false;
         s.v_dim = 16;
-        s.lengths = {16384};
+        s.lengths.assign(1, 16384);
         Tokens tokens(s);
         for (int64_t t = 0; t < 16384; ++t) {
             tokens.g.set_row(0, t, [&](int64_t, int64_t) { return -0.012 - 0.022 * static_cast<double>(tokens.random.integer(0, 100)) / 100; });
@@ -774,7 +774,7 @@ void check_shapes() {
         Spec s;
         s.k_dim = dim;
         s.v_dim = dim == 512 ? 200 : 512;
-        s.lengths = {40};
+        s.lengths.assign(1, 40);
         Tokens tokens(s);
         compare(tokens, 1e-5, dim == 512 ? "K 512, V 200" : "K 256, V 512");
     }
@@ -793,7 +793,7 @@ void check_shapes() {
         s.gate = FLARE_GATE_BOUNDED;
         s.k_dim = 16;
         s.v_dim = 16;
-        s.lengths = {65536};
+        s.lengths.assign(1, 65536);
         s.with_a_log = s.with_bias = false;
         Tokens tokens(s);
         for (int64_t t = 0; t < 65536; ++t) {
@@ -881,6 +881,7 @@ void check_index_errors() {
         forward({-1, 70, 75}, {0, 1}, {0, 1, 1}, "cu_seqlens[0] is -1");
         forward({0, 70, 75}, {0, 4}, {0, 1, 1}, "state_slots[1] is 4, allowed are 0..3");
         forward({0, 70, 75}, {-2, 1}, {0, 1, 1}, "state_slots[0] is -2");
+        forward({0, 70, 75}, {2, 2}, {0, 1, 1}, "state_slots[1]");
         forward({0, 70, 75}, {0, 1}, {0, 0, 1}, "cu_checkpoints[1] is 0, allowed is 1 or more");
         forward({0, 70, 75}, {0, 1}, {-3, 1, 1}, "cu_checkpoints[0] is -3");
 
@@ -909,6 +910,7 @@ void check_index_errors() {
         decode({0, 3, 3}, {0, 1, 2, 3}, {1, 1}, "the longest allowed is 2");
         decode({0, 2, 3}, {0, 1, 9, 3}, {1, 1}, "slots[2] is 9");
         decode({0, 2, 3}, {0, 1, 2, 9}, {1, 2}, "slots[3] is 9");
+        decode({0, 2, 3}, {0, 1, 1, 3}, {1, 1}, "slots[2]");
         decode({0, 2, 3}, {0, 1, 2, 3}, {0, 1}, "num_accepted[0] is 0, allowed are 1..2");
         decode({0, 2, 3}, {0, 1, 2, 3}, {1, 3}, "num_accepted[1] is 3");
     }
