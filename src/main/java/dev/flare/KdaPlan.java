@@ -22,12 +22,44 @@ public final class KdaPlan extends Plan {
   private static final int FINAL = 9;
   private static final int CHECKPOINTS = 10;
 
-  private KdaPlan(Launcher launcher) {
+  private final @Nullable PackedCheckpoints packed;
+
+  private KdaPlan(Launcher launcher, @Nullable PackedCheckpoints packed) {
     super(launcher);
+    this.packed = packed;
   }
 
   /** The optional state tensors of a call. */
   record States(@Nullable Tensor initial, @Nullable Tensor last, @Nullable Tensor checkpoints) {}
+
+  /**
+   * Where packed sequences put their checkpoints: what the C library can't check, not knowing rows.
+   */
+  private record PackedCheckpoints(
+      Tensor cuSeqlens, Tensor cuCheckpoints, long interval, long rows) {
+    static @Nullable PackedCheckpoints of(KdaSettings settings, @Nullable Tensor checkpoints) {
+      Tensor sequences = settings.cuSeqlens;
+      Tensor starts = settings.cuCheckpoints;
+      return checkpoints == null || sequences == null || starts == null
+          ? null
+          : new PackedCheckpoints(
+              sequences, starts, settings.checkpointInterval, checkpoints.dim(0));
+    }
+
+    /** Host memory only: indices on a device stay the caller's responsibility. */
+    void check() {
+      for (long n = 0; n + 1 < cuSeqlens.elements(); n++) {
+        long length = (long) (cuSeqlens.get(n + 1) - cuSeqlens.get(n));
+        long end = (long) cuCheckpoints.get(n) + length / interval;
+        if (end > rows) {
+          throw new InvalidArgumentException(
+              "cuCheckpoints",
+              "rows up to " + end + " for sequence " + n,
+              "rows within the " + rows + " of checkpoints");
+        }
+      }
+    }
+  }
 
   static KdaPlan of(
       KdaSettings settings,
@@ -69,7 +101,7 @@ public final class KdaPlan extends Plan {
           plan.output("checkpoints", KdaForwardParams.CHECKPOINTS, states.checkpoints);
           fill(plan, settings, sizes, q, k, v, g, beta, outLayout);
           fillStates(plan, settings, sizes, states, rows);
-          return new KdaPlan(plan.build());
+          return new KdaPlan(plan.build(), PackedCheckpoints.of(settings, states.checkpoints));
         });
   }
 
@@ -362,6 +394,9 @@ public final class KdaPlan extends Plan {
       @Nullable Tensor checkpoints) {
     launcher.begin(stream);
     try {
+      if (packed != null && device().isCpu()) {
+        packed.check();
+      }
       launcher.bind(Q, q);
       launcher.bind(K, k);
       launcher.bind(V, v);
@@ -390,6 +425,6 @@ public final class KdaPlan extends Plan {
 
   @Override
   public KdaPlan fork() {
-    return new KdaPlan(launcher.fork());
+    return new KdaPlan(launcher.fork(), packed);
   }
 }

@@ -1,6 +1,7 @@
 package dev.flare;
 
 import static org.assertj.core.api.Assertions.assertThat;
+import static org.assertj.core.api.Assertions.assertThatThrownBy;
 
 import com.sun.management.ThreadMXBean;
 import dev.flare.reference.KdaInputs;
@@ -430,6 +431,48 @@ class KdaTest {
       assertThat(rest.out().toFloatArray())
           .isEqualTo(whole.out().slice(1, 128, 200).toFloatArray());
       assertThat(rest.state().toFloatArray()).isEqualTo(whole.state().toFloatArray());
+    }
+  }
+
+  @Test
+  void packedCheckpointsStayInTheirTensor() {
+    KimiDeltaAttention kda = KimiDeltaAttention.bounded(-5).withStateLayout(StateLayout.KV);
+    try (Tensor q = Tensor.randn(1, DType.FP32, 1, 300, 1, 16);
+        Tensor beta = Tensor.randn(2, DType.FP32, 1, 300, 1);
+        Tensor cu = Tensor.of(new int[] {0, 130, 130, 300});
+        Tensor starts = Tensor.of(new int[] {0, 2, 2, 4});
+        Tensor tooFar = Tensor.of(new int[] {0, 2, 1000, 1002});
+        Tensor all = Tensor.zeros(DType.FP32, 4, 1, 16, 16);
+        DeltaOutput whole =
+            kda.withVarlen(cu)
+                .withCheckpoints(64, starts)
+                .runWithState(q, q, q, q, beta, null, null, null);
+        DeltaOutput last =
+            kda.withCheckpoints(64)
+                .runWithState(
+                    q.slice(1, 130, 300),
+                    q.slice(1, 130, 300),
+                    q.slice(1, 130, 300),
+                    q.slice(1, 130, 300),
+                    beta.slice(1, 130, 300),
+                    null,
+                    null,
+                    null);
+        Tensor out = q.copy()) {
+      Cases.assertRelative(
+          "checkpoints",
+          whole.checkpoints().slice(0, 2, 4),
+          last.checkpoints().toDoubleArray(),
+          1e-5);
+      try (KdaPlan plan =
+          kda.withVarlen(cu)
+              .withCheckpoints(64, tooFar)
+              .plan(q, q, q, q, beta, null, null, out, null, null, all)) {
+        assertThatThrownBy(
+                () -> plan.launch(null, q, q, q, q, beta, null, null, out, null, null, all))
+            .isInstanceOf(InvalidArgumentException.class)
+            .hasMessageContaining("cuCheckpoints: got rows up to 1002 for sequence 2");
+      }
     }
   }
 }

@@ -414,6 +414,57 @@ class WrongInputTest {
                     .decode(
                         q, q, q, g, beta, null, null, state.slice(0, 0, 1).expand(2, 4, 64, 64)),
             "state"),
+        bad(
+            "slot out of range",
+            () ->
+                kda.withStateLayout(StateLayout.KV)
+                    .withSlots(ints(0, 2), -1)
+                    .decode(q, q, q, g, beta, null, null, state),
+            "slots"),
+        bad(
+            "slot negative",
+            () ->
+                kda.withStateLayout(StateLayout.KV)
+                    .withSlots(ints(0, -2), -1)
+                    .decode(q, q, q, g, beta, null, null, state),
+            "slots"),
+        bad(
+            "slots too few",
+            () ->
+                kda.withStateLayout(StateLayout.KV)
+                    .withSlots(ints(1), -1)
+                    .decode(q, q, q, g, beta, null, null, state),
+            "slots: got [1]"),
+        bad(
+            "accepted without tokens' slots",
+            () ->
+                kda.withStateLayout(StateLayout.KV)
+                    .withSlots(ints(0, 1), -1)
+                    .withAccepted(ints(1, 1))
+                    .decode(q, q, q, g, beta, null, null, state),
+            "num_accepted"),
+        bad(
+            "cuSeqlens beyond T",
+            () ->
+                kda.withVarlen(ints(0, 11))
+                    .run(
+                        q.slice(0, 0, 1),
+                        q.slice(0, 0, 1),
+                        q.slice(0, 0, 1),
+                        g.slice(0, 0, 1),
+                        beta.slice(0, 0, 1)),
+            "cu_seqlens"),
+        bad(
+            "cuSeqlens falling",
+            () ->
+                kda.withVarlen(ints(0, 8, 4, 10))
+                    .run(
+                        q.slice(0, 0, 1),
+                        q.slice(0, 0, 1),
+                        q.slice(0, 0, 1),
+                        g.slice(0, 0, 1),
+                        beta.slice(0, 0, 1)),
+            "cu_seqlens"),
         unsupported("cuda tensors", () -> q.to(Device.cpu()).to(DType.INT32), "no conversion"));
   }
 
