@@ -802,6 +802,24 @@ void check_shapes() {
         }
         compare(tokens, 1e-5, "65536 tokens without decay");
     }
+    // Memories of 2000 to 50000 tokens: what rounding does to a decay that is the same for every token must not add up.
+    for (const double log_decay : {-5e-4, -1e-4, -2e-5}) {
+        Spec s;
+        s.gate = FLARE_GATE_LOG;
+        s.l2norm = false;
+        s.k_dim = 16;
+        s.v_dim = 16;
+        s.lengths = {30000};
+        s.with_a_log = s.with_bias = false;
+        Tokens tokens(s);
+        for (int64_t t = 0; t < 30000; ++t) {
+            tokens.g.set_row(0, t, [&](int64_t, int64_t) { return log_decay; });
+            tokens.k.set_row(0, t, [&](int64_t, int64_t) { return 0.01 * tokens.random.normal(); });
+            tokens.beta.set_row(0, t, [&](int64_t, int64_t) { return 0.0; });
+            tokens.v.set_row(0, t, [&](int64_t, int64_t) { return 1.0 + tokens.random.normal(); });
+        }
+        compare(tokens, 1e-5, "slow decay, 30000 tokens");
+    }
 }
 
 // T = 1: out = scale (q.k) b v and S = b k v^T from zero; b = 0: S = diag(e^g) S0.

@@ -15,6 +15,9 @@
 // work). Row i of a chunk depends on tokens <= i alone and a value column on no other column, so bits depend neither on later tokens nor
 // on how columns are divided among threads.
 //
+// Where D_C is near 1, S <- S + (D_C - 1) S: the rounding of D_C itself is the same in every chunk when gates are, and a memory of
+// thousands of tokens would add it up.
+//
 // The state lives in panels of kWidth columns, [panel][Kp][kWidth], Kp = K rounded up to 16 with zeros: one panel (16 KB at K = 128
 // with AVX-512) and the chunk's Kd, Qd and Kr (24 KB) stay in the first-level cache while the chunk's three state products run on them.
 #pragma once
@@ -86,10 +89,12 @@ struct Scratch {
         beta = carver.take<float>(kChunk * kWidth);
         p = carver.take<float>(kChunk * kChunk);
         a = carver.take<float>(kChunk * kChunk);
-        total = carver.take<float>(kp);
         k = carver.take<float>(kChunk * kp);
         q = carver.take<float>(kChunk * kp);
         decay = carver.take<float>(kChunk * kp);
+        log_decay = carver.take<float>(kChunk * kp);
+        keep = carver.take<float>(kChunk * kp);
+        fade = carver.take<float>(kChunk * kp);
         rows = carver.take<float>(kLanes * kp);
     }
 
@@ -102,10 +107,12 @@ struct Scratch {
     float* beta;      // [C], or [C][kWidth] of the current panel
     float* p;         // [C][C]
     float* a;         // [C][C]
-    float* total;     // [Kp] D_C
     float* k;         // [C][Kp] normalised
     float* q;         // [C][Kp] normalised, times scale
     float* decay;     // [C][Kp] d_t
+    float* log_decay;  // [C][Kp]
+    float* keep;      // keep + fade is D_C [Kp], or in decode d_t [C][Kp]: see split_decay
+    float* fade;
     float* rows;      // [kLanes][Kp], for transpositions
 };
 
@@ -189,8 +196,8 @@ FLARE_INLINE Vec softplus(Vec x) {
     return vfma(series, s, vmax(vset(0.0f), x));
 }
 
-// decay = exp(gate(raw)), in place.
-inline void gate_row(const KdaTask& task, int64_t kp, float* row) {
+// row: raw gates, turned into log decays; decay = exp(row).
+inline void gate_row(const KdaTask& task, int64_t kp, float* row, float* decay) {
     const Vec factor = vset(task.gate_factor);
     for (int64_t c = 0; c < kp; c += kLanes) {
         Vec x = vload(row + c);
@@ -206,8 +213,22 @@ inline void gate_row(const KdaTask& task, int64_t kp, float* row) {
                 x = vmul(vset(task.lower_bound), sigmoid(vmul(factor, x)));
             }
         }
-        vstore(row + c, vexp(x));
+        vstore(row + c, x);
+        vstore(decay + c, vexp(x));
     }
+}
+
+// e^x = keep + fade, keep 1 or 0: near x = 0, fade is e^x - 1 with a relative accuracy of its own.
+FLARE_INLINE void split_decay(Vec x, float* keep, float* fade) {
+    const Mask is_slow = vle(vabs(x), vset(0.34f));
+    Vec p = vset(1.9875691500e-4f);  // the polynomial of vexp
+    p = vfma(p, x, vset(1.3981999507e-3f));
+    p = vfma(p, x, vset(8.3334519073e-3f));
+    p = vfma(p, x, vset(4.1665795894e-2f));
+    p = vfma(p, x, vset(1.6666665459e-1f));
+    p = vfma(p, x, vset(5.0000001201e-1f));
+    vstore(keep, vselect(is_slow, vset(1.0f), vset(0.0f)));
+    vstore(fade, vselect(is_slow, vfma(vmul(p, x), x, x), vexp(x)));
 }
 
 inline float inverse_norm(const float* row, int64_t kp) {
@@ -241,17 +262,17 @@ inline void load_tokens(const KdaTask& task, int64_t first, int n, const Scratch
     for (int t = 0; t < n; ++t) {
         float* q = scratch.q + t * kp;
         float* k = scratch.k + t * kp;
-        float* decay = scratch.decay + t * kp;
+        float* log_decay = scratch.log_decay + t * kp;
         const int64_t token = first + t;
         load_padded(task.q, task.dtype, token * task.q_stride_t, task.head_dim_k, kp, q);
         load_padded(task.k, task.dtype, token * task.k_stride_t, task.head_dim_k, kp, k);
-        load_padded(task.g, task.gate_dtype, token * task.g_stride_t, task.head_dim_k, kp, decay);
+        load_padded(task.g, task.gate_dtype, token * task.g_stride_t, task.head_dim_k, kp, log_decay);
         if (task.qk_l2norm) {
             scale_row(q, kp, inverse_norm(q, kp));
             scale_row(k, kp, inverse_norm(k, kp));
         }
         scale_row(q, kp, task.scale);
-        gate_row(task, kp, decay);
+        gate_row(task, kp, log_decay, scratch.decay + t * kp);
         if (!task.beta_per_channel) {
             scratch.beta[t] = load_element(task.beta, task.beta_dtype, token * task.beta_stride_t);
         }
@@ -321,12 +342,14 @@ inline void decay_rows(int n, int64_t kp, const Scratch& scratch) {
     float* qd = scratch.kq + n * kp;
     for (int64_t c = 0; c < kp; c += kLanes) {
         Vec product = vset(1.0f);
+        Vec log_total = vset(0.0f);
         for (int t = 0; t < n; ++t) {
+            log_total = vadd(log_total, vload(scratch.log_decay + t * kp + c));
             product = vmul(product, vload(scratch.decay + t * kp + c));
             vstore(scratch.kq + t * kp + c, vmul(vload(scratch.k + t * kp + c), product));
             vstore(qd + t * kp + c, vmul(vload(scratch.q + t * kp + c), product));
         }
-        vstore(scratch.total + c, product);
+        split_decay(log_total, scratch.keep + c, scratch.fade + c);
         product = vset(1.0f);
         for (int t = n - 1; t >= 0; --t) {
             vstore(scratch.kr + t * kp + c, vmul(vload(scratch.k + t * kp + c), product));
@@ -427,7 +450,8 @@ inline void update_state(int n, int64_t kp, float* state, const Scratch& scratch
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
             for (int x = 0; x < kVecs; ++x) {
-                s[r][x] = vmul(vset(scratch.total[c + r]), vload(rows + r * kWidth + x * kLanes));
+                const Vec old = vload(rows + r * kWidth + x * kLanes);
+                s[r][x] = vfma(vset(scratch.fade[c + r]), old, vmul(vset(scratch.keep[c + r]), old));
             }
         }
         const float* kr = scratch.kr + c;
@@ -516,7 +540,8 @@ inline void step_panel(const KdaTask& task, int t, int64_t kp, float* state, flo
     constexpr int kParts = 4;
     const float* k = scratch.k + t * kp;
     const float* q = scratch.q + t * kp;
-    const float* decay = scratch.decay + t * kp;
+    const float* keep = scratch.keep + t * kp;
+    const float* fade = scratch.fade + t * kp;
     const float* decayed_k = scratch.kq + t * kp;
     Vec sum[kParts][kVecs];
 #pragma GCC unroll 4
@@ -556,7 +581,9 @@ inline void step_panel(const KdaTask& task, int t, int64_t kp, float* state, flo
 #pragma GCC unroll 4
             for (int x = 0; x < kVecs; ++x) {
                 float* at = state + (c + part) * kWidth + x * kLanes;
-                const Vec s = vfma(vset(k[c + part]), u[x], vmul(vset(decay[c + part]), vload(at)));
+                const Vec old = vload(at);
+                const Vec decayed = vfma(vset(fade[c + part]), old, vmul(vset(keep[c + part]), old));
+                const Vec s = vfma(vset(k[c + part]), u[x], decayed);
                 vstore(at, s);
                 sum[part][x] = vfma(vset(q[c + part]), s, sum[part][x]);
             }
@@ -582,6 +609,7 @@ inline void decode(const KdaTask& task, void* memory) {
         load_tokens(task, first, n, scratch);
         for (int64_t i = 0; i < n * kp; i += kLanes) {
             vstore(scratch.kq + i, vmul(vload(scratch.k + i), vload(scratch.decay + i)));
+            split_decay(vload(scratch.log_decay + i), scratch.keep + i, scratch.fade + i);
         }
         for (int64_t panel = task.panel_begin; panel < task.panel_end; ++panel) {
             float* state = scratch.state + (panel - task.panel_begin) * kp * kWidth;
