@@ -474,7 +474,7 @@ typedef struct flare_kda_forward_params {
  * slots_per_sequence = 1: slots [N]; read before the first and written after the last token.
  * slots_per_sequence = T: slots [N, T] (speculative verification): the state is written after every token t to slots[n][t]; the start state is
  * slots[n][num_accepted[n] - 1] (num_accepted NULL: slots[n][0]).
- * No two entries that are written may name the same slot.
+ * No two entries that are written may name the same slot, nor may a sequence start from a slot that another one writes in place.
  * A slot equal to padding_slot is neither read (zeros) nor written. state_out: write there instead of in place, same strides.
  */
 typedef struct flare_kda_decode_params {

@@ -929,6 +929,8 @@ void check_index_errors() {
         decode({0, 2, 3}, {0, 1, 9, 3}, {1, 1}, "slots[2] is 9");
         decode({0, 2, 3}, {0, 1, 2, 9}, {1, 2}, "slots[3] is 9");
         decode({0, 2, 3}, {0, 1, 1, 3}, {1, 1}, "slots[2]");
+        // Sequence 1 starts from its second slot, which its only token doesn't write; sequence 0 does.
+        decode({0, 2, 3}, {0, 1, 2, 1}, {1, 2}, "slots[3] and slots[1] are both 1");
         decode({0, 2, 3}, {0, 1, 2, 3}, {0, 1}, "num_accepted[0] is 0, allowed are 1..2");
         decode({0, 2, 3}, {0, 1, 2, 3}, {1, 3}, "num_accepted[1] is 3");
     }

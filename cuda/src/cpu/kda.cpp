@@ -1,6 +1,9 @@
 // KDA on the CPU: checks of index arrays, and the loops over (sequence, value head, group of value columns).
+#include <algorithm>
 #include <cmath>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "api/status.h"
 #include "cpu.h"
@@ -157,7 +160,9 @@ int32_t check_decode(const flare_kda_decode_params& p) {
         return FLARE_OK;
     }
     // Only the slots that will be used: the rest of a ragged row may hold anything.
-    std::vector<std::pair<int64_t, int64_t>> written;
+    const bool is_in_place = p.state_out == nullptr || p.state_out == p.state;
+    std::vector<std::pair<int64_t, int64_t>> written;  // slot, entry
+    std::vector<std::pair<int64_t, int64_t>> read;
     for (int64_t n = 0; n < p.num_sequences; ++n) {
         const int64_t tokens = sequence_span(p.cu_seqlens, nullptr, p.seqlen, type, n).length;
         const int64_t start = p.num_accepted != nullptr ? read_index(p.num_accepted, type, n) - 1 : 0;
@@ -173,10 +178,24 @@ int32_t check_decode(const flare_kda_decode_params& p) {
             const int64_t slot = read_index(p.slots, type, at);
             if (i < used && slot != p.padding_slot) {
                 written.emplace_back(slot, at);
+            } else if (is_in_place && slot != p.padding_slot) {
+                read.emplace_back(slot, at);
             }
         }
     }
-    return check_distinct("slots", written);
+    if (const int32_t status = check_distinct("slots", written)) {
+        return status;
+    }
+    // Sorted now. A start state that another sequence overwrites would be a race.
+    for (const auto& [slot, at] : read) {
+        const auto same = std::lower_bound(written.begin(), written.end(), std::make_pair(slot, int64_t{0}));
+        if (same != written.end() && same->first == slot && same->second / p.slots_stride_n != at / p.slots_stride_n) {
+            return fail(FLARE_ERROR_INDEX,
+                        "slots[%lld] and slots[%lld] are both %lld; a sequence can't start from a slot that another writes",
+                        static_cast<long long>(at), static_cast<long long>(same->second), static_cast<long long>(slot));
+        }
+    }
+    return FLARE_OK;
 }
 
 // Runs item(n, hv, task's panel range) over everything. Throws std::bad_alloc.
@@ -209,9 +228,6 @@ uint64_t kda_decode_workspace(const flare_kda_decode_params&) {
 }
 
 int32_t kda_forward(const flare_kda_forward_params& p) {
-    if (const int32_t status = check_forward(p)) {
-        return status;
-    }
     const Kernels& kernels = active_kernels();
     const int64_t checkpoint_stride = p.heads_v * p.head_dim_k * p.head_dim_v;
     auto item = [&](int64_t n, int64_t hv, int64_t panel_begin, int64_t panel_end, void* scratch) {
@@ -235,17 +251,17 @@ int32_t kda_forward(const flare_kda_forward_params& p) {
         kernels.kda_forward_item(task, scratch);
     };
     try {
+        if (const int32_t status = check_forward(p)) {
+            return status;
+        }
         for_each_item(p, kernels, item);
     } catch (const std::bad_alloc&) {
-        return fail(FLARE_ERROR_MEMORY, "kda_forward: no memory for a thread's scratch");
+        return fail(FLARE_ERROR_MEMORY, "kda_forward: no memory for a thread's scratch or a list of slots");
     }
     return FLARE_OK;
 }
 
 int32_t kda_decode(const flare_kda_decode_params& p) {
-    if (const int32_t status = check_decode(p)) {
-        return status;
-    }
     const Kernels& kernels = active_kernels();
     void* state_out = p.state_out != nullptr ? p.state_out : p.state;
     auto item = [&](int64_t n, int64_t hv, int64_t panel_begin, int64_t panel_end, void* scratch) {
@@ -274,9 +290,12 @@ int32_t kda_decode(const flare_kda_decode_params& p) {
         kernels.kda_decode_item(task, scratch);
     };
     try {
+        if (const int32_t status = check_decode(p)) {
+            return status;
+        }
         for_each_item(p, kernels, item);
     } catch (const std::bad_alloc&) {
-        return fail(FLARE_ERROR_MEMORY, "kda_decode: no memory for a thread's scratch");
+        return fail(FLARE_ERROR_MEMORY, "kda_decode: no memory for a thread's scratch or a list of slots");
     }
     return FLARE_OK;
 }
