@@ -68,6 +68,15 @@ class LoaderTest {
     return "-Dflare.cache.dir=" + folder.resolve("cache");
   }
 
+  /** Some tests are about the library in the jar; a bundle has it beside the jar instead. */
+  private static void assumeCarried() {
+    assumeTrue(
+        NativeLibrary.class.getResource(
+                "/META-INF/native/linux-" + NativeLibrary.architecture() + "/libflare.so")
+            != null,
+        "these classes carry no libflare.so");
+  }
+
   @Test
   void deniedNativeAccessIsAValueWithARemedy() throws Exception {
     Result result = probe("--illegal-native-access=deny", cache());
@@ -82,23 +91,21 @@ class LoaderTest {
 
   @Test
   void withoutTheFlagItWorksAndTheJvmWarns() throws Exception {
+    assumeCarried();
     Result result = probe(cache());
     assertThat(result.out).contains("Ready").contains("WARNING").contains("kernel works: true");
   }
 
   @Test
   void withTheFlagItWorksInSilence() throws Exception {
+    assumeCarried();
     Result result = probe(ACCESS, "--illegal-native-access=deny", cache());
     assertThat(result.out).contains("Ready").doesNotContain("WARNING");
   }
 
   @Test
   void theResourceIsExtractedOnceAndPrivately() throws Exception {
-    assumeTrue(
-        NativeLibrary.class.getResource(
-                "/META-INF/native/linux-" + NativeLibrary.architecture() + "/libflare.so")
-            != null,
-        "these classes carry no libflare.so");
+    assumeCarried();
     Path cache = folder.resolve("cache");
     assertThat(probe(ACCESS, cache()).out).contains("Ready").contains(cache + "/libflare-");
     Path file = only(cache);
@@ -119,6 +126,7 @@ class LoaderTest {
 
   @Test
   void aCacheThatOthersCanWriteToIsRefused() throws Exception {
+    assumeCarried();
     Path cache = Files.createDirectory(folder.resolve("cache"));
     Files.setPosixFilePermissions(cache, PosixFilePermissions.fromString("rwxrwxrwx"));
     assertThat(probe(ACCESS, cache()).out)
@@ -129,6 +137,7 @@ class LoaderTest {
 
   @Test
   void aCacheThatIsNoFolderIsRefused() throws Exception {
+    assumeCarried();
     Files.writeString(folder.resolve("cache"), "");
     assertThat(probe(ACCESS, cache()).out).contains("Missing").contains("-Dflare.cache.dir");
   }
@@ -167,8 +176,9 @@ class LoaderTest {
         .contains("flare_version");
   }
 
+  /** One that a JVM doesn't load by itself. */
   private static Path anySharedLibrary() {
-    Path java = Path.of(System.getProperty("java.home"), "lib", "libzip.so");
+    Path java = Path.of(System.getProperty("java.home"), "lib", "libmanagement_ext.so");
     assumeTrue(Files.exists(java), "no " + java);
     return java;
   }
