@@ -137,7 +137,14 @@ public final class KdaReference {
                 perSequence);
           }
           int[] accepted = slots.accepted();
-          int start = slots.slots()[first + (accepted == null ? 0 : accepted[n] - 1)];
+          int count = accepted == null ? 1 : accepted[n];
+          require(
+              count >= 1 && count <= perSequence,
+              "accepted[%d] is %d, want 1..%d",
+              n,
+              count,
+              perSequence);
+          int start = slots.slots()[first + count - 1];
           State state = new State(x, options, h);
           if (start != slots.paddingSlot()) {
             state.load(pool, start);
@@ -222,8 +229,9 @@ public final class KdaReference {
         for (double c : channels) {
           squares += c * c;
         }
+        double norm = Math.sqrt(squares + 1e-6);
         for (int c = 0; c < dk; c++) {
-          channels[c] /= Math.sqrt(squares + 1e-6);
+          channels[c] /= norm;
         }
       }
     }

@@ -183,6 +183,7 @@ public final class Tokens {
     if (packed) {
       return h * rows + row(b, t);
     }
+    require(blockTable == null, "queries cannot be paged");
     int capacity = rows / batch();
     return (b * heads + h) * capacity + t;
   }
