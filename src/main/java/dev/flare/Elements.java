@@ -258,7 +258,9 @@ final class Elements {
    */
   static float normal(long seed, long i) {
     // Box-Muller on the two halves of a SplitMix64 output; a pair of elements shares one.
-    long z = mix(mix(seed) + (i >>> 1) * 0x9E3779B97F4A7C15L);
+    // The seed is moved first: mix(0) is 0, and seed 0 would begin with the largest number there
+    // is.
+    long z = mix(mix(seed + 0x9E3779B97F4A7C15L) + (i >>> 1) * 0x9E3779B97F4A7C15L);
     double u = ((z >>> 32) + 0.5) * 0x1p-32;
     double angle = (z & 0xffffffffL) * (2 * Math.PI * 0x1p-32);
     double radius = Math.sqrt(-2 * Math.log(u));

@@ -183,6 +183,17 @@ class TensorTest {
   }
 
   @Test
+  void smallSeedsBeginWithOrdinaryNumbers() {
+    for (long seed = -10; seed <= 10; seed++) {
+      try (Tensor t = Tensor.randn(seed, DType.FP32, 8)) {
+        for (float x : t.toFloatArray()) {
+          assertThat(Math.abs(x)).as("seed %d: %s", seed, t).isBetween(1e-4f, 5f);
+        }
+      }
+    }
+  }
+
+  @Test
   void fillsAndZeros() {
     try (Tensor t = Tensor.full(2.5, DType.BF16, 3, 4)) {
       assertThat(t.toFloatArray()).containsOnly(2.5f);

@@ -4,6 +4,7 @@ import java.io.PrintWriter;
 import java.nio.file.NoSuchFileException;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.IVersionProvider;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ScopeType;
 
@@ -19,7 +20,7 @@ import picocli.CommandLine.ScopeType;
     description = "Attention kernels for the JVM: check, run, measure.",
     mixinStandardHelpOptions = true,
     scope = ScopeType.INHERIT,
-    version = "flare",
+    versionProvider = Main.Version.class,
     subcommands = {
       VerifyCommand.class,
       RunCommand.class,
@@ -32,6 +33,15 @@ public final class Main extends BaseCommand {
       scope = ScopeType.INHERIT,
       description = "Print the stack of an error.")
   private boolean verbose;
+
+  /** The version of the jar that this class came in. */
+  static final class Version implements IVersionProvider {
+    @Override
+    public String[] getVersion() {
+      String version = Main.class.getPackage().getImplementationVersion();
+      return new String[] {"flare " + (version == null ? "(not from a jar)" : version)};
+    }
+  }
 
   private Main() {}
 

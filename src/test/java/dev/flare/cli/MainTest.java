@@ -18,6 +18,13 @@ class MainTest {
   }
 
   @Test
+  void tellsItsVersion() {
+    Cli cli = Cli.run("--version");
+    assertThat(cli.status()).isZero();
+    assertThat(cli.out()).startsWith("flare ");
+  }
+
+  @Test
   void saysWhatThereIsWhenNothingOrSomethingUnknownIsAsked() {
     Cli nothing = Cli.run();
     assertThat(nothing.status()).isEqualTo(2);
