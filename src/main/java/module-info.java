@@ -1,9 +1,10 @@
 /**
  * Modern attention kernels for the JVM: FlashAttention-2, sliding-window attention, multi-head
- * latent attention and Kimi Delta Attention, on the CPU and on NVIDIA GPUs.
+ * latent attention and Kimi Delta Attention.
  *
- * <p>Everything public is in {@link dev.flare}. The kernels live in a C library that the jar
- * carries; Java needs {@code --enable-native-access=dev.flare} (module path) or {@code
+ * <p>The API is {@link dev.flare}; {@link dev.flare.io} reads and writes tensor files, and {@link
+ * dev.flare.reference} defines every operation in float64. The kernels live in a C library that the
+ * jar carries; Java needs {@code --enable-native-access=dev.flare} (module path) or {@code
  * --enable-native-access=ALL-UNNAMED} (class path) to call it.
  */
 @org.jspecify.annotations.NullMarked
