@@ -6,7 +6,6 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.SplittableRandom;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
@@ -139,118 +138,6 @@ final class CaseGrid {
     add.kdaDecode("decode", 3, 4, 2, 4, 64);
   }
 
-  /** Builds the options and inputs of one case. */
-  private static final class Builder {
-    private final Precision precision;
-    private final SplittableRandom random;
-    private final Map<String, Object> options = new LinkedHashMap<>();
-    private final Map<String, CaseTensor> tensors = new LinkedHashMap<>();
-
-    Builder(Precision precision, String seed) {
-      this.precision = precision;
-      this.random = new SplittableRandom(seed.hashCode());
-    }
-
-    Builder option(String name, Object value) {
-      options.put(name, value);
-      return this;
-    }
-
-    Builder window(int left, int right) {
-      return option("window", List.of(left, right));
-    }
-
-    Builder softcap(double cap) {
-      return option("softcap", cap);
-    }
-
-    Builder alibi(int heads) {
-      double[] slopes = new double[heads];
-      for (int h = 0; h < heads; h++) {
-        slopes[h] = Math.pow(2, -8.0 * (h + 1) / heads);
-      }
-      tensors.put("alibi_slopes", CaseTensor.of(Precision.FP32, slopes, heads));
-      return this;
-    }
-
-    Builder sink(int heads) {
-      tensors.put("sink", CaseTensor.of(Precision.FP32, normal(1, heads), heads));
-      return this;
-    }
-
-    void normal(String name, int... shape) {
-      tensors.put(name, CaseTensor.of(precision, normal(1, shape), shape));
-    }
-
-    double[] normal(double deviation, int... shape) {
-      int count = 1;
-      for (int extent : shape) {
-        count = Math.multiplyExact(count, extent);
-      }
-      double[] values = new double[count];
-      for (int i = 0; i < count; i++) {
-        values[i] = deviation * random.nextGaussian();
-      }
-      return values;
-    }
-
-    /**
-     * A pool of pages in shuffled order; slots that no sequence uses hold NaN, which must never
-     * reach a result.
-     */
-    void pages(int pageSize, int[] lengths, Map<String, int[]> pools) {
-      int widest = 1;
-      int pages = 1;
-      for (int length : lengths) {
-        int used = Math.ceilDiv(length, pageSize);
-        widest = Math.max(widest, used);
-        pages += used;
-      }
-      int[] order = new int[pages];
-      for (int p = 0; p < pages; p++) {
-        int other = random.nextInt(p + 1);
-        order[p] = order[other];
-        order[other] = p;
-      }
-      int[] table = new int[lengths.length * widest];
-      boolean[] live = new boolean[pages * pageSize];
-      int next = 0;
-      for (int b = 0; b < lengths.length; b++) {
-        for (int p = 0; p < Math.ceilDiv(lengths[b], pageSize); p++) {
-          int page = order[next++];
-          table[b * widest + p] = page;
-          for (int t = 0; t < Math.min(pageSize, lengths[b] - p * pageSize); t++) {
-            live[page * pageSize + t] = true;
-          }
-        }
-      }
-      for (Map.Entry<String, int[]> pool : pools.entrySet()) {
-        int width = 1;
-        int[] row = pool.getValue();
-        int[] shape = new int[row.length + 2];
-        shape[0] = pages;
-        shape[1] = pageSize;
-        for (int d = 0; d < row.length; d++) {
-          shape[d + 2] = row[d];
-          width *= row[d];
-        }
-        double[] values = normal(1, shape);
-        for (int slot = 0; slot < live.length; slot++) {
-          for (int i = 0; !live[slot] && i < width; i++) {
-            values[slot * width + i] = Double.NaN;
-          }
-        }
-        tensors.put(pool.getKey(), CaseTensor.of(precision, values, shape));
-      }
-      tensors.put("block_table", CaseTensor.indices(table, lengths.length, widest));
-      tensors.put("seqlens_k", CaseTensor.indices(lengths, lengths.length));
-    }
-
-    KernelCase build(String name, KernelCase.Kind kind, String mask) {
-      return new KernelCase(name, kind, mask, options, tensors);
-    }
-  }
-
   /** Adds the cases of one kernel and format. */
   private final class Adder {
     private final Group group;
@@ -262,11 +149,11 @@ final class CaseGrid {
       this.precision = precision;
     }
 
-    private void add(String mask, KernelCase.Kind kind, Consumer<Builder> fill) {
+    private void add(String mask, KernelCase.Kind kind, Consumer<CaseBuilder> fill) {
       String name = group.text() + " " + index++ + " " + mask;
       Supplier<KernelCase> maker =
           () -> {
-            Builder builder = new Builder(precision, name);
+            CaseBuilder builder = new CaseBuilder(precision, name);
             fill.accept(builder);
             return builder.build(name, kind, mask);
           };
@@ -282,7 +169,7 @@ final class CaseGrid {
         int kvHeads,
         int dim,
         int valueDim,
-        Consumer<Builder> options) {
+        Consumer<CaseBuilder> options) {
       add(
           mask,
           KernelCase.Kind.ATTENTION,
@@ -295,7 +182,12 @@ final class CaseGrid {
     }
 
     void varlen(
-        String mask, int heads, int kvHeads, int dim, int[] lengths, Consumer<Builder> options) {
+        String mask,
+        int heads,
+        int kvHeads,
+        int dim,
+        int[] lengths,
+        Consumer<CaseBuilder> options) {
       int[] cuSeqlens = new int[lengths.length + 1];
       for (int b = 0; b < lengths.length; b++) {
         cuSeqlens[b + 1] = cuSeqlens[b] + lengths[b];
@@ -310,8 +202,8 @@ final class CaseGrid {
             c.normal("q", total, heads, dim);
             c.normal("k", total, kvHeads, dim);
             c.normal("v", total, kvHeads, dim);
-            c.tensors.put("cu_seqlens_q", CaseTensor.indices(cuSeqlens, cuSeqlens.length));
-            c.tensors.put("cu_seqlens_k", CaseTensor.indices(cuSeqlens, cuSeqlens.length));
+            c.indices("cu_seqlens_q", cuSeqlens);
+            c.indices("cu_seqlens_k", cuSeqlens);
           });
     }
 
@@ -323,7 +215,7 @@ final class CaseGrid {
         int dim,
         int pageSize,
         int[] lengths,
-        Consumer<Builder> options) {
+        Consumer<CaseBuilder> options) {
       add(
           mask,
           KernelCase.Kind.ATTENTION_PAGED,
@@ -362,10 +254,8 @@ final class CaseGrid {
             }
             // Keys and values of unit variance, as the bounds of fp32 assume.
             double deviation = 1 / Math.sqrt(latent);
-            double[] up = c.normal(deviation, heads, latent, nope);
-            c.tensors.put("w_uk", CaseTensor.of(precision, up, heads, latent, nope));
-            double[] values = c.normal(deviation, heads, latent, value);
-            c.tensors.put("w_uv", CaseTensor.of(precision, values, heads, latent, value));
+            c.scaled("w_uk", deviation, heads, latent, nope);
+            c.scaled("w_uv", deviation, heads, latent, value);
           });
     }
 
@@ -380,8 +270,7 @@ final class CaseGrid {
             // Queries absorbed by random weights are about as long as the latents.
             int width = latent + rope;
             double deviation = Math.sqrt(128.0 / latent);
-            double[] q = c.normal(deviation, lengths.length, nq, heads, width);
-            c.tensors.put("q", CaseTensor.of(precision, q, lengths.length, nq, heads, width));
+            c.scaled("q", deviation, lengths.length, nq, heads, width);
             c.pages(pageSize, lengths, Map.of("kv_pages", new int[] {width}));
           });
     }
@@ -396,21 +285,21 @@ final class CaseGrid {
         int valueDim,
         int @Nullable [] cuSeqlens,
         boolean initialState,
-        Consumer<Builder> options) {
+        Consumer<CaseBuilder> options) {
       add(
           gate,
           KernelCase.Kind.KDA,
           c -> {
-            kdaTokens(c, batch, tokens, heads, valueHeads, keyDim, valueDim);
+            c.kdaTokens(batch, tokens, heads, valueHeads, keyDim, valueDim);
             options.accept(c);
-            kdaGate(c, batch, tokens, valueHeads, keyDim);
+            c.kdaGate(batch, tokens, valueHeads, keyDim);
             int sequences = batch;
             if (cuSeqlens != null) {
-              c.tensors.put("cu_seqlens", CaseTensor.indices(cuSeqlens, cuSeqlens.length));
+              c.indices("cu_seqlens", cuSeqlens);
               sequences = cuSeqlens.length - 1;
             }
             if (initialState) {
-              c.tensors.put("initial_state", state(c, sequences, valueHeads, keyDim, valueDim));
+              c.state(sequences, valueHeads, keyDim, valueDim);
             }
           });
     }
@@ -420,44 +309,10 @@ final class CaseGrid {
           gate,
           KernelCase.Kind.KDA_DECODE,
           c -> {
-            kdaTokens(c, batch, tokens, heads, valueHeads, dim, dim);
-            kdaGate(c, batch, tokens, valueHeads, dim);
-            c.tensors.put("initial_state", state(c, batch, valueHeads, dim, dim));
+            c.kdaTokens(batch, tokens, heads, valueHeads, dim, dim);
+            c.kdaGate(batch, tokens, valueHeads, dim);
+            c.state(batch, valueHeads, dim, dim);
           });
-    }
-
-    private CaseTensor state(Builder c, int sequences, int valueHeads, int keyDim, int valueDim) {
-      boolean valueFirst = "V,K".equals(c.options.get("state_layout"));
-      int[] shape = {
-        sequences, valueHeads, valueFirst ? valueDim : keyDim, valueFirst ? keyDim : valueDim
-      };
-      return CaseTensor.of(Precision.FP32, c.normal(0.1, shape), shape);
-    }
-
-    private void kdaTokens(
-        Builder c, int batch, int tokens, int heads, int valueHeads, int keyDim, int valueDim) {
-      c.option("gate", "bounded").option("lower_bound", -5.0).option("qk_l2norm", true);
-      c.option("beta_sigmoid", true).option("state_layout", "K,V");
-      c.normal("q", batch, tokens, heads, keyDim);
-      c.normal("k", batch, tokens, heads, keyDim);
-      c.normal("v", batch, tokens, valueHeads, valueDim);
-      c.normal("beta", batch, tokens, valueHeads);
-    }
-
-    private void kdaGate(Builder c, int batch, int tokens, int valueHeads, int keyDim) {
-      double[] g = c.normal(1, batch, tokens, valueHeads, keyDim);
-      if ("log".equals(c.options.get("gate"))) {
-        c.options.remove("lower_bound");
-        for (int i = 0; i < g.length; i++) {
-          g[i] = -Math.log1p(Math.exp(g[i] - 2)); // about -0.13: memory of some ten tokens
-        }
-      } else {
-        double[] aLog = c.normal(0.5, valueHeads);
-        c.tensors.put("A_log", CaseTensor.of(Precision.FP32, aLog, valueHeads));
-        double[] bias = c.normal(0.5, valueHeads, keyDim);
-        c.tensors.put("dt_bias", CaseTensor.of(Precision.FP32, bias, valueHeads, keyDim));
-      }
-      c.tensors.put("g", CaseTensor.of(precision, g, batch, tokens, valueHeads, keyDim));
     }
   }
 }

@@ -25,6 +25,7 @@ import picocli.CommandLine.ScopeType;
       VerifyCommand.class,
       RunCommand.class,
       KvCacheCommand.class,
+      BenchCommand.class,
       DoctorCommand.class
     })
 public final class Main extends BaseCommand {
