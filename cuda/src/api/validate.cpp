@@ -139,6 +139,54 @@ int32_t check_inputs(std::initializer_list<const TensorView*> inputs, Check chec
     return FLARE_OK;
 }
 
+// The outer two dimensions of queries and keys, dense, packed or paged.
+struct SequenceDims {
+    int64_t batch_q, rows_q, batch_k, rows_k;
+};
+
+template <typename Params>
+SequenceDims sequence_dims(const Params& p) {
+    SequenceDims dims{p.batch, p.seqlen_q, p.batch, p.seqlen_k};
+    if (p.cu_seqlens_q != nullptr) {
+        dims.batch_q = 1;
+        dims.rows_q = p.total_q;
+    }
+    if (p.block_table != nullptr) {
+        dims.batch_k = p.num_pages;
+        dims.rows_k = p.page_size;
+    } else if (p.cu_seqlens_k != nullptr) {
+        dims.batch_k = 1;
+        dims.rows_k = p.total_k;
+    }
+    return dims;
+}
+
+// How attention and MLA prefill are told where their sequences lie.
+template <typename Params>
+int32_t check_sequences(const Params& p, Check check) {
+    const bool varlen_q = p.cu_seqlens_q != nullptr;
+    const bool varlen_k = p.cu_seqlens_k != nullptr;
+    const bool paged = p.block_table != nullptr;
+    FLARE_REQUIRE(!(paged && varlen_k), FLARE_ERROR_OPTION,
+                  "block_table and cu_seqlens_k are both given; pages take their lengths from seqused_k");
+    FLARE_REQUIRE(!paged || p.seqused_k != nullptr, FLARE_ERROR_NULL, "seqused_k is NULL; with block_table it must tell the lengths");
+    if (varlen_q) {
+        FLARE_TRY(check_size("total_q", p.total_q, 0));
+    }
+    if (varlen_k) {
+        FLARE_TRY(check_size("total_k", p.total_k, 0));
+    }
+    if (paged) {
+        FLARE_TRY(check_paging(p.block_table, p.block_table_stride_b, p.batch, p.seqlen_k, p.page_size, p.num_pages, p.index_dtype,
+                               check));
+    }
+    FLARE_TRY(check_index_array("cu_seqlens_q", p.cu_seqlens_q, p.index_dtype));
+    FLARE_TRY(check_index_array("cu_seqlens_k", p.cu_seqlens_k, p.index_dtype));
+    FLARE_TRY(check_index_array("seqused_q", p.seqused_q, p.index_dtype));
+    FLARE_TRY(check_index_array("seqused_k", p.seqused_k, p.index_dtype));
+    return FLARE_OK;
+}
+
 // Windows that no length within the maxima can reach are the same as none; afterwards i + window can't overflow.
 template <typename Params>
 int32_t resolve_mask(Params& p) {
@@ -180,34 +228,12 @@ int32_t validate(flare_attention_params& p, Check check) {
     FLARE_TRY(resolve_scale(p, p.head_dim_qk));
     FLARE_TRY(resolve_mask(p));
 
-    const bool varlen_q = p.cu_seqlens_q != nullptr;
-    const bool varlen_k = p.cu_seqlens_k != nullptr;
-    const bool paged = p.block_table != nullptr;
-    FLARE_REQUIRE(!(paged && varlen_k), FLARE_ERROR_OPTION,
-                  "block_table and cu_seqlens_k are both given; pages take their lengths from seqused_k");
-    FLARE_REQUIRE(!paged || p.seqused_k != nullptr, FLARE_ERROR_NULL, "seqused_k is NULL; with block_table it must tell the lengths");
     FLARE_REQUIRE(p.dtype == FLARE_FP8_E4M3 || (p.q_descale == nullptr && p.k_descale == nullptr && p.v_descale == nullptr),
                   FLARE_ERROR_OPTION, "descales are given, but dtype is %s; they go with FP8_E4M3", dtype_name(p.dtype));
-    if (varlen_q) {
-        FLARE_TRY(check_size("total_q", p.total_q, 0));
-    }
-    if (varlen_k) {
-        FLARE_TRY(check_size("total_k", p.total_k, 0));
-    }
-    if (paged) {
-        FLARE_TRY(check_paging(p.block_table, p.block_table_stride_b, p.batch, p.seqlen_k, p.page_size, p.num_pages, p.index_dtype,
-                               check));
-    }
-    FLARE_TRY(check_index_array("cu_seqlens_q", p.cu_seqlens_q, p.index_dtype));
-    FLARE_TRY(check_index_array("cu_seqlens_k", p.cu_seqlens_k, p.index_dtype));
-    FLARE_TRY(check_index_array("seqused_q", p.seqused_q, p.index_dtype));
-    FLARE_TRY(check_index_array("seqused_k", p.seqused_k, p.index_dtype));
+    FLARE_TRY(check_sequences(p, check));
 
     const int64_t element = dtype_bytes(p.dtype);
-    const int64_t batch_q = varlen_q ? 1 : p.batch;
-    const int64_t rows_q = varlen_q ? p.total_q : p.seqlen_q;
-    const int64_t batch_k = paged ? p.num_pages : (varlen_k ? 1 : p.batch);
-    const int64_t rows_k = paged ? p.page_size : (varlen_k ? p.total_k : p.seqlen_k);
+    const auto [batch_q, rows_q, batch_k, rows_k] = sequence_dims(p);
     const TensorView q("q", p.q, element, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, {p.q_stride_b, p.q_stride_s, p.q_stride_h, 1});
     const TensorView k("k", p.k, element, {batch_k, rows_k, p.heads_kv, p.head_dim_qk}, {p.k_stride_b, p.k_stride_s, p.k_stride_h, 1});
     const TensorView v("v", p.v, element, {batch_k, rows_k, p.heads_kv, p.head_dim_v}, {p.v_stride_b, p.v_stride_s, p.v_stride_h, 1});
@@ -288,32 +314,10 @@ int32_t validate(flare_mla_prefill_params& p, Check check) {
                   "d_c is %" PRId64 " and d_rope %" PRId64 "; 656-byte latent rows hold d_c = 512 and d_rope = 64", p.d_c, p.d_rope);
     FLARE_REQUIRE(!rows656 || p.k_rope == nullptr, FLARE_ERROR_OPTION,
                   "k_rope is given, but 656-byte latent rows carry the rope part themselves; set it to NULL");
-    const bool varlen_q = p.cu_seqlens_q != nullptr;
-    const bool varlen_k = p.cu_seqlens_k != nullptr;
-    const bool paged = p.block_table != nullptr;
-    FLARE_REQUIRE(!(paged && varlen_k), FLARE_ERROR_OPTION,
-                  "block_table and cu_seqlens_k are both given; pages take their lengths from seqused_k");
-    FLARE_REQUIRE(!paged || p.seqused_k != nullptr, FLARE_ERROR_NULL, "seqused_k is NULL; with block_table it must tell the lengths");
-    if (varlen_q) {
-        FLARE_TRY(check_size("total_q", p.total_q, 0));
-    }
-    if (varlen_k) {
-        FLARE_TRY(check_size("total_k", p.total_k, 0));
-    }
-    if (paged) {
-        FLARE_TRY(check_paging(p.block_table, p.block_table_stride_b, p.batch, p.seqlen_k, p.page_size, p.num_pages, p.index_dtype,
-                               check));
-    }
-    FLARE_TRY(check_index_array("cu_seqlens_q", p.cu_seqlens_q, p.index_dtype));
-    FLARE_TRY(check_index_array("cu_seqlens_k", p.cu_seqlens_k, p.index_dtype));
-    FLARE_TRY(check_index_array("seqused_q", p.seqused_q, p.index_dtype));
-    FLARE_TRY(check_index_array("seqused_k", p.seqused_k, p.index_dtype));
+    FLARE_TRY(check_sequences(p, check));
 
     const int64_t element = dtype_bytes(p.dtype);
-    const int64_t batch_q = varlen_q ? 1 : p.batch;
-    const int64_t rows_q = varlen_q ? p.total_q : p.seqlen_q;
-    const int64_t batch_k = paged ? p.num_pages : (varlen_k ? 1 : p.batch);
-    const int64_t rows_k = paged ? p.page_size : (varlen_k ? p.total_k : p.seqlen_k);
+    const auto [batch_q, rows_q, batch_k, rows_k] = sequence_dims(p);
     const bool by_c = p.weight_layout == FLARE_WEIGHT_CD;
     const TensorView q_nope("q_nope", p.q_nope, element, {batch_q, rows_q, p.heads, p.d_nope},
                             {p.q_nope_stride_b, p.q_nope_stride_s, p.q_nope_stride_h, 1});
@@ -541,11 +545,8 @@ int32_t validate(flare_kda_forward_params& p, Check check) {
                                           p.initial_state_stride_h);
     const TensorView final_state =
         state_view("final_state", p.final_state, p.final_state_dtype, p, rows, p.final_state_stride_n, p.final_state_stride_h);
-    FLARE_TRY(check_tensor(initial, false));
-    FLARE_TRY(check_output(final_state, false));
-    for (const TensorView* view : {&initial, &final_state}) {
-        FLARE_TRY(check_tensor(*view, view->data != nullptr));
-    }
+    FLARE_TRY(check_tensor(initial, p.initial_state != nullptr));
+    FLARE_TRY(check_output(final_state, p.final_state != nullptr));
     const TensorView out("out", p.out, dtype_bytes(p.dtype), {p.batch, p.seqlen, p.heads_v, p.head_dim_v},
                          {p.out_stride_b, p.out_stride_t, p.out_stride_h, 1});
     FLARE_TRY(check_all_disjoint(out, {&initial, &final_state}));

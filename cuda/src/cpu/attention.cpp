@@ -40,27 +40,8 @@ AttentionPlan make_plan(const flare_attention_params& p) {
 
 int32_t check_indices(const flare_attention_params& p) {
     const int32_t type = p.index_dtype;
-    if (p.cu_seqlens_q != nullptr) {
-        if (const int32_t status =
-                check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
-            return status;
-        }
-    }
-    if (p.cu_seqlens_k != nullptr) {
-        if (const int32_t status =
-                check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
-            return status;
-        }
-    }
-    if (p.seqused_q != nullptr) {
-        if (const int32_t status = check_used("seqused_q", p.seqused_q, p.cu_seqlens_q, type, p.batch, p.seqlen_q)) {
-            return status;
-        }
-    }
-    if (p.seqused_k != nullptr) {
-        if (const int32_t status = check_used("seqused_k", p.seqused_k, p.cu_seqlens_k, type, p.batch, p.seqlen_k)) {
-            return status;
-        }
+    if (const int32_t status = check_lengths(p)) {
+        return status;
     }
     if (p.block_table == nullptr) {
         return FLARE_OK;

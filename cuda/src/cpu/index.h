@@ -48,6 +48,35 @@ int32_t check_cumulative(const char* name, const void* array, int32_t dtype, int
 int32_t check_used(const char* name, const void* used, const void* cumulative, int32_t dtype, int64_t batch,
                    int64_t dense_length);
 
+// cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k of attention or MLA prefill, those that are given.
+template <typename Params>
+int32_t check_lengths(const Params& p) {
+    const int32_t type = p.index_dtype;
+    if (p.cu_seqlens_q != nullptr) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
+            return status;
+        }
+    }
+    if (p.cu_seqlens_k != nullptr) {
+        if (const int32_t status =
+                check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
+            return status;
+        }
+    }
+    if (p.seqused_q != nullptr) {
+        if (const int32_t status = check_used("seqused_q", p.seqused_q, p.cu_seqlens_q, type, p.batch, p.seqlen_q)) {
+            return status;
+        }
+    }
+    if (p.seqused_k != nullptr) {
+        if (const int32_t status = check_used("seqused_k", p.seqused_k, p.cu_seqlens_k, type, p.batch, p.seqlen_k)) {
+            return status;
+        }
+    }
+    return FLARE_OK;
+}
+
 // The entries of block table row b that cover keys [first_key, end_key): page numbers in [0, num_pages).
 int32_t check_pages(const void* table, int32_t dtype, int64_t b, int64_t stride_b, int64_t page_size, int64_t num_pages,
                     int64_t first_key, int64_t end_key);

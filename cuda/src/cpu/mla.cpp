@@ -81,27 +81,8 @@ struct DecodeWorkspace {
 
 int32_t check_indices(const flare_mla_prefill_params& p) {
     const int32_t type = p.index_dtype;
-    if (p.cu_seqlens_q != nullptr) {
-        if (const int32_t status =
-                check_cumulative("cu_seqlens_q", p.cu_seqlens_q, type, p.batch, p.seqlen_q, p.total_q)) {
-            return status;
-        }
-    }
-    if (p.cu_seqlens_k != nullptr) {
-        if (const int32_t status =
-                check_cumulative("cu_seqlens_k", p.cu_seqlens_k, type, p.batch, p.seqlen_k, p.total_k)) {
-            return status;
-        }
-    }
-    if (p.seqused_q != nullptr) {
-        if (const int32_t status = check_used("seqused_q", p.seqused_q, p.cu_seqlens_q, type, p.batch, p.seqlen_q)) {
-            return status;
-        }
-    }
-    if (p.seqused_k != nullptr) {
-        if (const int32_t status = check_used("seqused_k", p.seqused_k, p.cu_seqlens_k, type, p.batch, p.seqlen_k)) {
-            return status;
-        }
+    if (const int32_t status = check_lengths(p)) {
+        return status;
     }
     for (int64_t b = 0; p.block_table != nullptr && b < p.batch; ++b) {
         if (sequence_span(p.cu_seqlens_q, p.seqused_q, p.seqlen_q, type, b).length == 0) {
