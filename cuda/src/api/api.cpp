@@ -69,20 +69,10 @@ int32_t run(const Params* caller, int32_t (*cpu)(const Params&), int32_t (*gpu)(
     });
 }
 
-// The workspace that `params` bring must be what the backend needs.
-template <typename Params>
-int32_t check_workspace_bytes(const Params& params, uint64_t needed) {
-    if (needed > 0 && (params.workspace == nullptr || params.workspace_bytes < needed)) {
-        return fail(FLARE_ERROR_WORKSPACE, "workspace: %llu bytes given, %llu needed; ask the operation's _workspace function",
-                    static_cast<unsigned long long>(params.workspace == nullptr ? 0 : params.workspace_bytes),
-                    static_cast<unsigned long long>(needed));
-    }
-    return FLARE_OK;
-}
-
+// The CUDA backend checks the workspace itself: what it needs depends on the device, which it enters once.
 template <typename Params>
 int32_t run_with_workspace(const Params* caller, int32_t (*cpu)(const Params&), uint64_t (*cpu_workspace)(const Params&),
-                           int32_t (*gpu)(const Params&), int32_t (*gpu_workspace)(const Params&, uint64_t*)) noexcept {
+                           int32_t (*gpu)(const Params&)) noexcept {
     return guarded([&] {
         Params params;
         if (const int32_t status = read_params(caller, params)) {
@@ -91,16 +81,13 @@ int32_t run_with_workspace(const Params* caller, int32_t (*cpu)(const Params&), 
         if (const int32_t status = validate(params, Check::kRun)) {
             return status;
         }
-        uint64_t needed = 0;
-        if (params.device == FLARE_DEVICE_CPU) {
-            needed = cpu_workspace(params);
-        } else if (const int32_t status = gpu_workspace(params, &needed)) {
+        if (params.device != FLARE_DEVICE_CPU) {
+            return gpu(params);
+        }
+        if (const int32_t status = check_workspace(params.workspace, params.workspace_bytes, cpu_workspace(params))) {
             return status;
         }
-        if (const int32_t status = check_workspace_bytes(params, needed)) {
-            return status;
-        }
-        return params.device == FLARE_DEVICE_CPU ? cpu(params) : gpu(params);
+        return cpu(params);
     });
 }
 
@@ -150,7 +137,7 @@ extern "C" {
 
 int32_t flare_attention_forward(const flare_attention_params* params) {
     return flare::run_with_workspace(params, flare::cpu::attention_forward, flare::cpu::attention_workspace,
-                                     flare::gpu::attention_forward, flare::gpu::attention_workspace);
+                                     flare::gpu::attention_forward);
 }
 
 int32_t flare_attention_merge(const flare_attention_merge_params* params) {
@@ -158,23 +145,19 @@ int32_t flare_attention_merge(const flare_attention_merge_params* params) {
 }
 
 int32_t flare_mla_prefill(const flare_mla_prefill_params* params) {
-    return flare::run_with_workspace(params, flare::cpu::mla_prefill, flare::cpu::mla_prefill_workspace, flare::gpu::mla_prefill,
-                                     flare::gpu::mla_prefill_workspace);
+    return flare::run_with_workspace(params, flare::cpu::mla_prefill, flare::cpu::mla_prefill_workspace, flare::gpu::mla_prefill);
 }
 
 int32_t flare_mla_decode(const flare_mla_decode_params* params) {
-    return flare::run_with_workspace(params, flare::cpu::mla_decode, flare::cpu::mla_decode_workspace, flare::gpu::mla_decode,
-                                     flare::gpu::mla_decode_workspace);
+    return flare::run_with_workspace(params, flare::cpu::mla_decode, flare::cpu::mla_decode_workspace, flare::gpu::mla_decode);
 }
 
 int32_t flare_kda_forward(const flare_kda_forward_params* params) {
-    return flare::run_with_workspace(params, flare::cpu::kda_forward, flare::cpu::kda_forward_workspace, flare::gpu::kda_forward,
-                                     flare::gpu::kda_forward_workspace);
+    return flare::run_with_workspace(params, flare::cpu::kda_forward, flare::cpu::kda_forward_workspace, flare::gpu::kda_forward);
 }
 
 int32_t flare_kda_decode(const flare_kda_decode_params* params) {
-    return flare::run_with_workspace(params, flare::cpu::kda_decode, flare::cpu::kda_decode_workspace, flare::gpu::kda_decode,
-                                     flare::gpu::kda_decode_workspace);
+    return flare::run_with_workspace(params, flare::cpu::kda_decode, flare::cpu::kda_decode_workspace, flare::gpu::kda_decode);
 }
 
 int32_t flare_cast(const flare_cast_params* params) { return flare::run(params, flare::cpu::cast, flare::gpu::cast); }

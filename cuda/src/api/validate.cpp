@@ -717,4 +717,12 @@ int32_t validate(flare_cache_append_params& p, Check check) {
     return FLARE_OK;
 }
 
+int32_t check_workspace(const void* workspace, uint64_t given, uint64_t needed) {
+    if (needed > 0 && (workspace == nullptr || given < needed)) {
+        return fail(FLARE_ERROR_WORKSPACE, "workspace: %llu bytes given, %llu needed; ask the operation's _workspace function",
+                    static_cast<unsigned long long>(workspace == nullptr ? 0 : given), static_cast<unsigned long long>(needed));
+    }
+    return FLARE_OK;
+}
+
 }  // namespace flare

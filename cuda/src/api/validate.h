@@ -27,4 +27,7 @@ int32_t validate(flare_cast_params& params, Check check);
 int32_t validate(flare_fill_params& params, Check check);
 int32_t validate(flare_cache_append_params& params, Check check);
 
+// The workspace that a call brings must be what the backend needs.
+int32_t check_workspace(const void* workspace, uint64_t given, uint64_t needed);
+
 }  // namespace flare

@@ -40,7 +40,7 @@ class DeviceScope {
 // FLARE_OK, or the status and text of a CUDA error met by `what`.
 int32_t check_cuda(cudaError_t error, const char* what);
 
-// Implemented in probe.cu: whether this library's sm_90a code runs on the current device.
+// Implemented in probe_sm90.cu: whether this library's sm_90a code runs on the current device.
 bool runs_sm90a_code();
 
 }  // namespace flare::gpu
