@@ -67,6 +67,10 @@ void dense(int d, int dv) {
     verify_shape<T>({2, 6, 2, 2000, 4097, d, dv, 1023, 0}, "window", 20);
     verify_shape<T>({3, 44, 4, 300, 300, d, dv, -1, 0}, "many tiles", 20);  // 396 tiles of 128 rows: three rounds
     verify_shape<T>({133, 1, 1, 64, 100, d, dv, -1, -1}, "133 tiles", 2);
+    verify_shape<T>({11, 8, 8, 1500, 1500, d, dv, -1, 0}, "mirrored order", 2);  // four rounds of two tiles, keys beyond L2
+    verify_shape<T>({1, 2, 1, 300, 2300, d, dv, -1, -1}, "wide", 2);
+    verify_shape<T>({1, 2, 1, 300, 4200, d, dv, -1, 0}, "wide", 2);
+    verify_shape<T>({1, 2, 1, 2500, 2500, d, dv, 2047, 0}, "wide", 2);
 }
 
 #ifndef FLARE_VARIANT

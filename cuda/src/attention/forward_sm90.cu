@@ -1,6 +1,8 @@
 // Selection, names and dispatch of the Hopper attention forward kernels.
 #include "forward_sm90.h"
 
+#include <algorithm>
+
 #include "flare.h"
 #include "launch_sm90_table.h"
 
@@ -29,9 +31,20 @@ constexpr Instance kInstances[] = {
 };
 #undef FLARE_ATTENTION_SM90
 
+// About: of a row that no end of the sequence cuts short, half of the keys on a side without a bound.
+int64_t mean_visible_keys(const FwdParams& p) {
+    const int64_t all = p.seqlen_k;
+    if (p.window_left < 0 && p.window_right < 0) {
+        return all;
+    }
+    const int64_t left = p.window_left < 0 ? all / 2 : p.window_left;
+    const int64_t right = p.window_right < 0 ? all / 2 : p.window_right;
+    return std::min(all, left + right + 1);
+}
+
 int find_instance(const FwdParams& p) {
-    // Wide key blocks pay where no block is cut by a mask and enough of them follow each other.
-    if (p.head_dim == 128 && p.head_dim_v == 128 && p.window_left < 0 && p.window_right < 0 && p.seqlen_k >= 4096) {
+    // Wide key blocks pay where few of a tile's blocks are cut by a mask.
+    if (p.head_dim == 128 && p.head_dim_v == 128 && mean_visible_keys(p) >= 2048) {
         return k_d128_wide;
     }
     for (int i = 0; i < kNumInstances; ++i) {

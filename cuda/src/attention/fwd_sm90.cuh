@@ -4,9 +4,9 @@
 // warpgroups 1.. are consumers of 64 query rows each. Blocks are persistent and take tiles from TileSchedule.
 //
 // Schedule of a consumer, S(n) = Q K(n)^T and O += P(n) V(n), blocks from the last key to the first: issue S(n), issue
-// PV(n+1), wait S(n), softmax(n), wait PV(n+1), rescale O. Tiles follow each other in the same rhythm: the first S of a tile
-// is issued together with the last PV of the tile before, whose output is stored while the other warpgroups compute. With
-// kPingPong the warpgroups take turns at issuing, so that one's softmax runs under the other's products.
+// PV(n+1), wait S(n), softmax(n), wait PV(n+1), rescale O. A tile ends with its last PV alone; the first S of the next one
+// runs under the store of its output. With kPingPong the warpgroups take turns at issuing, so that one's softmax runs under
+// the other's products.
 //
 // Shared memory (bytes), 1024-aligned, in this order; element size 2:
 //   q    kQStages * kBlockM * D * 2    tile format of tile/smem_layout.cuh
@@ -60,7 +60,7 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     auto q_state = pipe::PipeState<Cfg::kQStages>::producer();
     pipe::TileCursor cursor;
-    for (int idx = cursor.next(args.schedule.num_tiles); idx >= 0; idx = cursor.next(args.schedule.num_tiles)) {
+    for (int idx = cursor.next(args.schedule); idx >= 0; idx = cursor.next(args.schedule)) {
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
         if (Cfg::kDeviceLengths && tile.outside()) {
             continue;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     uint32_t raw_phases = 0;  // one bit per stage
     pipe::TileCursor cursor;
-    for (int idx = cursor.next(args.schedule.num_tiles); idx >= 0; idx = cursor.next(args.schedule.num_tiles)) {
+    for (int idx = cursor.next(args.schedule); idx >= 0; idx = cursor.next(args.schedule)) {
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
         if (tile.outside()) {
             continue;
@@ -296,16 +296,24 @@ struct Sm90Consumer {
     // Number of the next tile, made current; -1 after the last. NOTE: without a loop where it can be helped. A loop here
     // makes the compiler take the masks' branch for divergent and the descriptors out of uniform registers.
     __device__ __forceinline__ int next_tile(pipe::TileCursor& cursor) {
-        int idx = cursor.next(args.schedule.num_tiles);
+        int idx = cursor.next(args.schedule);
         if constexpr (Cfg::kDeviceLengths) {
             while (idx >= 0 && Sm90Tile::make<Cfg>(args, idx).outside()) {
-                idx = cursor.next(args.schedule.num_tiles);
+                idx = cursor.next(args.schedule);
             }
         }
         if (idx >= 0) {
             begin_tile(Sm90Tile::make<Cfg>(args, idx));
         }
         return idx;
+    }
+
+    // The first S of a tile: nothing runs beside it but the store of the tile before.
+    __device__ __forceinline__ void issue_first_scores(float (&s)[kScores]) {
+        acquire_q();
+        take_turn();
+        issue_scores(s);
+        pass_turn();
     }
 
     __device__ __forceinline__ void run() {
@@ -318,18 +326,15 @@ struct Sm90Consumer {
         uint32_t p[kScores / 2];
         float o[kOutputs];
         float alpha[2];
-        Softmax softmax;
-        softmax.reset();
-        zero(o);
-        acquire_q();
-        take_turn();
-        issue_scores(s);
-        pass_turn();
+        issue_first_scores(s);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(s);
-        scores_to_weights(s, alpha, softmax, keys.num_blocks - 1);
-        pack_weights<T>(p, s);
         for (;;) {
+            Softmax softmax;
+            softmax.reset();
+            zero(o);
+            scores_to_weights(s, alpha, softmax, keys.num_blocks - 1);
+            pack_weights<T>(p, s);
             // NOTE: what the inner loop branches on and builds descriptors from has to be uniform for the compiler, too.
             keys.num_blocks = ptx::uniform(keys.num_blocks);
             keys.right_masked_from = ptx::uniform(keys.right_masked_from);
@@ -351,37 +356,25 @@ struct Sm90Consumer {
                 pack_weights<T>(p, s);
                 rescale(o, alpha);
             }
-            const int following_idx = next_tile(cursor);
-            if (following_idx < 0) {
-                break;
-            }
-            // The same step across the tile boundary: scores of the new tile, output of the old one.
-            acquire_q();
-            take_turn();
-            issue_scores(s);
             issue_output(o, p);
-            pass_turn();
-            ptx::wgmma_wait<1>();
-            ptx::fence_registers(s);
-            const Softmax finished = softmax;
-            softmax.reset();
-            scores_to_weights(s, alpha, softmax, keys.num_blocks - 1);
+            RowEnd ends[2];
+            finish_rows(tile_idx, softmax, ends);
+            const int following_idx = next_tile(cursor);
             ptx::wgmma_wait<0>();
             ptx::fence_registers(o);
             ptx::fence_registers(p);
-            ptx::fence_registers(s);
             release_v();
-            pack_weights<T>(p, s);
-            store(tile_idx, o, finished);
-            zero(o);
+            if (following_idx < 0) {
+                store(o, ends);
+                return;
+            }
+            // NOTE: waited for before the loop closes; products in flight across a back edge make ptxas serialise them.
+            issue_first_scores(s);
+            store(o, ends);
+            ptx::wgmma_wait<0>();
+            ptx::fence_registers(s);
             tile_idx = following_idx;
         }
-        issue_output(o, p);
-        ptx::wgmma_wait<0>();
-        ptx::fence_registers(o);
-        ptx::fence_registers(p);
-        release_v();
-        store(tile_idx, o, softmax);
     }
 
     static __device__ __forceinline__ void zero(float (&o)[kOutputs]) {
@@ -391,9 +384,15 @@ struct Sm90Consumer {
         }
     }
 
-    // Normalises and stores 64 rows. A quad holds 32 columns of a row as 4 x 4 packed pairs: transposed, each lane has 8
-    // neighbouring columns, one 16-byte store.
-    __device__ __forceinline__ void store(int tile_idx, float (&o)[kOutputs], const Softmax& softmax) const {
+    // Where this thread's two rows go, and by what they are multiplied.
+    struct RowEnd {
+        T* out;
+        float factor;
+        bool inside;
+    };
+
+    // Ends the softmax of both rows and stores their lse: what of a tile's end needs no output, to run under the last PV.
+    __device__ __forceinline__ void finish_rows(int tile_idx, const Softmax& softmax, RowEnd (&ends)[2]) const {
         const FwdParams& params = args.params;
         // Derived anew: keeping it across the loop would cost registers there.
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, tile_idx);
@@ -402,23 +401,32 @@ struct Sm90Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float lse;
-            const float factor = softmax.finish(r, args.unit, sink, lse);
+            ends[r].factor = softmax.finish(r, args.unit, sink, lse);
             const int row = tile.m0 + row_in_tile + 8 * r;
-            const bool inside = row < tile.seqlen_q;
+            ends[r].inside = row < tile.seqlen_q;
             const int64_t store_row = tile.q_row + row;
-            if (inside && t == 0 && params.lse != nullptr) {
+            if (ends[r].inside && t == 0 && params.lse != nullptr) {
                 params.lse[tile.q_batch * params.lse_stride.batch + tile.head * params.lse_stride.head +
                            store_row * params.lse_stride.row] = lse;
             }
-            T* out = static_cast<T*>(params.o) + tile.q_batch * params.o_stride.batch +
-                     tile.head * params.o_stride.head + store_row * params.o_stride.row + 8 * t;
+            ends[r].out = static_cast<T*>(params.o) + tile.q_batch * params.o_stride.batch +
+                          tile.head * params.o_stride.head + store_row * params.o_stride.row + 8 * t;
+        }
+    }
+
+    // Normalises and stores 64 rows. A quad holds 32 columns of a row as 4 x 4 packed pairs: transposed, each lane has 8
+    // neighbouring columns, one 16-byte store.
+    __device__ __forceinline__ void store(float (&o)[kOutputs], const RowEnd (&ends)[2]) const {
+        const uint32_t t = lane % 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int j = 0; j < Cfg::kHeadDimV / 32; ++j) {
                 uint32_t x[4];
 #pragma unroll
                 for (int g = 0; g < 4; ++g) {
                     const int i = 16 * j + 4 * g + 2 * r;
-                    x[g] = ptx::pack2<T>(o[i] * factor, o[i + 1] * factor);
+                    x[g] = ptx::pack2<T>(o[i] * ends[r].factor, o[i + 1] * ends[r].factor);
                 }
 #pragma unroll
                 for (int step = 1; step <= 2; step *= 2) {
@@ -432,8 +440,8 @@ struct Sm90Consumer {
                         }
                     }
                 }
-                if (inside) {
-                    ptx::st_global_v4(out + 32 * j, x);
+                if (ends[r].inside) {
+                    ptx::st_global_v4(ends[r].out + 32 * j, x);
                 }
             }
         }

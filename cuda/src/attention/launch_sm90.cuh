@@ -10,6 +10,9 @@
 
 namespace flare::attention {
 
+// Keys and values that L2 holds beside everything else, bytes (of 50 MB).
+inline constexpr int64_t kKeysInL2 = int64_t{32} << 20;
+
 inline int32_t clamp_window(int32_t bound) {
     return bound < 0 || bound > kUnbounded ? kUnbounded : bound;
 }
@@ -26,11 +29,23 @@ bool make_map(CUtensorMap* map, const void* base, const Strides& stride, int64_t
     return tile::make_tensor_map(map, type, 5, base, dims, strides, box, Cfg::kSwizzle);
 }
 
-// Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, one section of all pairs
-// balances best: the longest tiles of all heads first. Smaller sections left up to 40 % of the blocks idle at the end, and L2
-// does not need them (their traffic is a tenth of the memory's rate).
-inline int32_t pairs_per_section(const FwdParams& p, int32_t heads_per_kv, bool longest_first) {
-    return longest_first ? p.batch * p.heads_q : heads_per_kv;
+// Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, the longest tiles of all
+// heads first balances best, but reads the keys of all heads at a time. Where L2 doesn't hold those and fewer than four
+// blocks work on the same keys, memory would be the limit (tiles of 192 rows read less): two heads at a time, mirrored, if
+// that leaves no more than a tenth of the blocks idle in the last round.
+inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, bool causal) {
+    const int32_t num_m = (p.seqlen_q + rows - 1) / rows;
+    const int32_t pairs = p.batch * p.heads_q;
+    if (!causal) {
+        return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, p.heads_q / p.heads_kv, false);
+    }
+    const int64_t kv_heads = int64_t{p.batch} * p.heads_kv;
+    const int64_t key_bytes = 2 * kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v);
+    const bool memory_bound = rows < 192 && key_bytes > kKeysInL2 && 4 * kv_heads > p.sm_count;
+    const int64_t twos = int64_t{num_m} * pairs / 2;
+    const int64_t rounds = (twos + p.sm_count - 1) / p.sm_count;
+    const bool mirrored = memory_bound && pairs % 2 == 0 && 10 * twos >= 9 * rounds * p.sm_count;
+    return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, mirrored ? 2 : pairs, mirrored);
 }
 
 template <class Cfg>
@@ -67,9 +82,7 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     }
 
     const bool causal = s.window_right < s.seqlen_k && s.window_left >= s.seqlen_k - 1;
-    const int32_t heads_per_kv = s.heads_q / s.heads_kv;
-    args.schedule = pipe::TileSchedule::make((s.seqlen_q + Cfg::kBlockM - 1) / Cfg::kBlockM, s.batch, s.heads_q,
-                                             pairs_per_section(s, heads_per_kv, causal));
+    args.schedule = tile_order(s, Cfg::kBlockM, causal);
 
     const auto kernel = attention_fwd_sm90_kernel<Cfg>;
     // Per device and context, and cheap: set before every launch rather than remembered.

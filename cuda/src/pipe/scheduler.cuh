@@ -32,19 +32,21 @@ struct TileCoord {
     int batch;
 };
 
-// Tiles are numbered section by section. A section is a run of (batch, head) pairs whose keys and values fit in L2
-// together; inside it the row block is the slow index, from the last (longest under a causal mask) to the first.
-// Blocks take tiles round by round, odd rounds in reverse (so that nobody always gets the longest of a round).
+// Tiles are numbered section by section. A section is a run of (batch, head) pairs; inside it the row block is the slow
+// index, from the last (longest under a causal mask) to the first. Blocks take tiles round by round, odd rounds in reverse
+// (so that nobody always gets the longest of a round). Or mirrored: a block takes tile i of a section from its front and
+// tile i from its back, together as long as any other such two, so that no more than a few heads are read at a time.
 struct TileSchedule {
     int32_t num_m;
     int32_t num_tiles;          // num_m * batch * heads
     FastDivisor section_tiles;  // pairs per section * num_m
     FastDivisor section_pairs;  // divides batch * heads
     FastDivisor heads;
+    bool mirrored;  // sections of an even number of tiles only
 
-    static TileSchedule make(int32_t num_m, int32_t batch, int32_t heads, int32_t section_pairs) {
+    static TileSchedule make(int32_t num_m, int32_t batch, int32_t heads, int32_t section_pairs, bool mirrored) {
         return {num_m, num_m * batch * heads, FastDivisor::make(section_pairs * num_m), FastDivisor::make(section_pairs),
-                FastDivisor::make(heads)};
+                FastDivisor::make(heads), mirrored};
     }
 
     __device__ __forceinline__ TileCoord coord(int tile) const {
@@ -59,15 +61,27 @@ struct TileSchedule {
 };
 
 struct TileCursor {
-    int round = 0;
+    int turn = 0;
 
-    // Tile of this block in the current round, or -1 when there is none left.
-    __device__ __forceinline__ int next(int num_tiles) {
+    // This block's next tile, or -1 when there is none left.
+    __device__ __forceinline__ int next(const TileSchedule& schedule) {
         const int grid = static_cast<int>(gridDim.x);
         const int cta = static_cast<int>(blockIdx.x);
-        const int tile = round * grid + ((round & 1) != 0 ? grid - 1 - cta : cta);
-        ++round;
-        return tile < num_tiles ? tile : -1;
+        const bool odd = (turn & 1) != 0;
+        int tile;
+        if (schedule.mirrored) {
+            tile = 2 * (turn / 2 * grid + cta);
+            if (tile < schedule.num_tiles) {
+                const int tiles = static_cast<int>(schedule.section_tiles.divisor);
+                const int first = schedule.section_tiles.quotient(tile) * tiles;
+                const int i = (tile - first) / 2;
+                tile = first + (odd ? tiles - 1 - i : i);
+            }
+        } else {
+            tile = turn * grid + (odd ? grid - 1 - cta : cta);
+        }
+        ++turn;
+        return tile < schedule.num_tiles ? tile : -1;
     }
 };
 
