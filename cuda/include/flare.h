@@ -625,6 +625,36 @@ typedef struct flare_cache_append_params {
     int64_t max_position; /* rows of rotary_cos */
 } flare_cache_append_params;
 
+/* --- DLPack -------------------------------------------------------------------------------------------------------------- */
+
+#define FLARE_DLPACK_MAX_RANK 8
+
+/* field `flags` of flare_dlpack_tensor */
+#define FLARE_DLPACK_READ_ONLY 1u   /* the consumer must not write */
+#define FLARE_DLPACK_COPIED 2u      /* the producer made a copy for this exchange; import only */
+#define FLARE_DLPACK_HOST_PINNED 4u /* device = CPU: page-locked by CUDA (kDLCUDAHost) */
+#define FLARE_DLPACK_MANAGED 8u     /* device >= 0: managed memory (kDLCUDAManaged) */
+
+/* argument `kind` of the functions below */
+#define FLARE_DLPACK_VERSIONED 0 /* DLManagedTensorVersioned, DLPack 1.x */
+#define FLARE_DLPACK_LEGACY 1    /* DLManagedTensor, before 1.0; it can't say that memory is read-only */
+
+/*
+ * One tensor that changes hands as a DLManagedTensor (https://dmlc.github.io/dlpack/latest/c_api.html), without a copy.
+ * data is the address of the first element (a byte_offset is added in), strides are in elements.
+ */
+typedef struct flare_dlpack_tensor {
+    uint32_t struct_size; /* sizeof(flare_dlpack_tensor) */
+    uint32_t flags;       /* FLARE_DLPACK_* */
+    int32_t device;       /* FLARE_DEVICE_CPU or a CUDA ordinal */
+    int32_t dtype;        /* any FLARE_ dtype */
+    int32_t rank;         /* 0..FLARE_DLPACK_MAX_RANK */
+    int32_t reserved0;
+    void* data; /* may be NULL if there are no elements */
+    int64_t shape[FLARE_DLPACK_MAX_RANK];
+    int64_t stride[FLARE_DLPACK_MAX_RANK];
+} flare_dlpack_tensor;
+
 /* --- Functions ----------------------------------------------------------------------------------------------------------- */
 
 FLARE_API int32_t flare_attention_forward(const flare_attention_params* params);
@@ -652,6 +682,19 @@ FLARE_API int32_t flare_kda_decode_workspace(const flare_kda_decode_params* para
  * operation: FLARE_OP_*; params: that operation's struct; data pointers may be NULL.
  */
 FLARE_API int32_t flare_kernel_name(int32_t operation, const void* params, char* name, uint64_t capacity);
+
+/*
+ * DLPack. Export makes a managed tensor over the caller's memory and adds 1 to *holds; the consumer's call of its deleter, from any thread,
+ * takes 1 away and frees the managed tensor, not the data: whoever owns the data keeps it, and `holds`, until *holds is 0. The last thing that
+ * a deleter touches is *holds. `holds` may be NULL.
+ * Import describes another library's managed tensor and takes nothing: on success and on failure alike it stays the caller's, until
+ * flare_dlpack_release calls its deleter (which may be NULL) when the data is no longer needed. Missing strides mean dense rows. Refused are
+ * another major version, types and devices that flare doesn't have, vectors of more than one lane, negative strides, data that isn't
+ * aligned to its element. Neither calls CUDA; ordering against work on the data is the caller's and the consumer's.
+ */
+FLARE_API int32_t flare_dlpack_export(const flare_dlpack_tensor* tensor, int32_t kind, int64_t* holds, void** managed);
+FLARE_API int32_t flare_dlpack_import(const void* managed, int32_t kind, flare_dlpack_tensor* tensor);
+FLARE_API int32_t flare_dlpack_release(void* managed, int32_t kind);
 
 /* Text of the calling thread's last error, "" if none. Returns its length without the NUL; writes at most `capacity` bytes. */
 FLARE_API uint64_t flare_last_error(char* text, uint64_t capacity);

@@ -2,11 +2,10 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 
 #include "api/gpu.h"
+#include "api/guarded.h"
 #include "api/status.h"
 #include "api/validate.h"
 #include "cpu/cpu.h"
@@ -38,21 +37,6 @@ int32_t read_params(const Params* caller, Params& params) {
     }
     std::memcpy(&params, caller, sizeof(Params));
     return FLARE_OK;
-}
-
-// No exception leaves the library.
-template <typename Body>
-int32_t guarded(Body body) noexcept {
-    try {
-        clear_error();
-        return body();
-    } catch (const std::bad_alloc&) {
-        return fail(FLARE_ERROR_MEMORY, "the host is out of memory");
-    } catch (const std::exception& error) {
-        return fail(FLARE_ERROR_INTERNAL, "internal error: %s", error.what());
-    } catch (...) {
-        return fail(FLARE_ERROR_INTERNAL, "internal error");
-    }
 }
 
 template <typename Params>

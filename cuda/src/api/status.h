@@ -5,6 +5,14 @@
 
 #include "flare.h"
 
+// Returns from the function around it with the status of a check that fails.
+#define FLARE_TRY(expression)                         \
+    do {                                              \
+        if (const int32_t try_status = (expression)) { \
+            return try_status;                        \
+        }                                             \
+    } while (false)
+
 namespace flare {
 
 // Records the text for flare_last_error() on this thread and returns `status`, so that a check reads `return fail(...)`.

@@ -18,13 +18,6 @@
         }                                     \
     } while (false)
 
-#define FLARE_TRY(expression)                         \
-    do {                                              \
-        if (const int32_t try_status = (expression)) { \
-            return try_status;                        \
-        }                                             \
-    } while (false)
-
 namespace flare {
 namespace {
 
