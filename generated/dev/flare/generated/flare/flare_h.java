@@ -608,6 +608,33 @@ public class flare_h {
     public static int FLARE_OP_CACHE_APPEND() {
         return FLARE_OP_CACHE_APPEND;
     }
+    private static final int FLARE_DLPACK_MAX_RANK = (int)8L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_MAX_RANK 8
+     * }
+     */
+    public static int FLARE_DLPACK_MAX_RANK() {
+        return FLARE_DLPACK_MAX_RANK;
+    }
+    private static final int FLARE_DLPACK_VERSIONED = (int)0L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_VERSIONED 0
+     * }
+     */
+    public static int FLARE_DLPACK_VERSIONED() {
+        return FLARE_DLPACK_VERSIONED;
+    }
+    private static final int FLARE_DLPACK_LEGACY = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_LEGACY 1
+     * }
+     */
+    public static int FLARE_DLPACK_LEGACY() {
+        return FLARE_DLPACK_LEGACY;
+    }
 
     private static class flare_attention_forward {
         public static final FunctionDescriptor DESC = FunctionDescriptor.of(
@@ -1487,6 +1514,186 @@ public class flare_h {
         }
     }
 
+    private static class flare_dlpack_export {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            flare_h.C_INT,
+            flare_h.C_POINTER,
+            flare_h.C_INT,
+            flare_h.C_POINTER,
+            flare_h.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = flare_h.findOrThrow("flare_dlpack_export");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_export(const flare_dlpack_tensor *tensor, int32_t kind, int64_t *holds, void **managed)
+     * }
+     */
+    public static FunctionDescriptor flare_dlpack_export$descriptor() {
+        return flare_dlpack_export.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_export(const flare_dlpack_tensor *tensor, int32_t kind, int64_t *holds, void **managed)
+     * }
+     */
+    public static MethodHandle flare_dlpack_export$handle() {
+        return flare_dlpack_export.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_export(const flare_dlpack_tensor *tensor, int32_t kind, int64_t *holds, void **managed)
+     * }
+     */
+    public static MemorySegment flare_dlpack_export$address() {
+        return flare_dlpack_export.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_export(const flare_dlpack_tensor *tensor, int32_t kind, int64_t *holds, void **managed)
+     * }
+     */
+    public static int flare_dlpack_export(MemorySegment tensor, int kind, MemorySegment holds, MemorySegment managed) {
+        var mh$ = flare_dlpack_export.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("flare_dlpack_export", tensor, kind, holds, managed);
+            }
+            return (int)mh$.invokeExact(tensor, kind, holds, managed);
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class flare_dlpack_import {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            flare_h.C_INT,
+            flare_h.C_POINTER,
+            flare_h.C_INT,
+            flare_h.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = flare_h.findOrThrow("flare_dlpack_import");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_import(const void *managed, int32_t kind, flare_dlpack_tensor *tensor)
+     * }
+     */
+    public static FunctionDescriptor flare_dlpack_import$descriptor() {
+        return flare_dlpack_import.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_import(const void *managed, int32_t kind, flare_dlpack_tensor *tensor)
+     * }
+     */
+    public static MethodHandle flare_dlpack_import$handle() {
+        return flare_dlpack_import.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_import(const void *managed, int32_t kind, flare_dlpack_tensor *tensor)
+     * }
+     */
+    public static MemorySegment flare_dlpack_import$address() {
+        return flare_dlpack_import.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_import(const void *managed, int32_t kind, flare_dlpack_tensor *tensor)
+     * }
+     */
+    public static int flare_dlpack_import(MemorySegment managed, int kind, MemorySegment tensor) {
+        var mh$ = flare_dlpack_import.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("flare_dlpack_import", managed, kind, tensor);
+            }
+            return (int)mh$.invokeExact(managed, kind, tensor);
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class flare_dlpack_release {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            flare_h.C_INT,
+            flare_h.C_POINTER,
+            flare_h.C_INT
+        );
+
+        public static final MemorySegment ADDR = flare_h.findOrThrow("flare_dlpack_release");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_release(void *managed, int32_t kind)
+     * }
+     */
+    public static FunctionDescriptor flare_dlpack_release$descriptor() {
+        return flare_dlpack_release.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_release(void *managed, int32_t kind)
+     * }
+     */
+    public static MethodHandle flare_dlpack_release$handle() {
+        return flare_dlpack_release.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_release(void *managed, int32_t kind)
+     * }
+     */
+    public static MemorySegment flare_dlpack_release$address() {
+        return flare_dlpack_release.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int32_t flare_dlpack_release(void *managed, int32_t kind)
+     * }
+     */
+    public static int flare_dlpack_release(MemorySegment managed, int kind) {
+        var mh$ = flare_dlpack_release.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("flare_dlpack_release", managed, kind);
+            }
+            return (int)mh$.invokeExact(managed, kind);
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
     private static class flare_last_error {
         public static final FunctionDescriptor DESC = FunctionDescriptor.of(
             flare_h.C_LONG,
@@ -1788,6 +1995,42 @@ public class flare_h {
      */
     public static int FLARE_FLAG_SCALE() {
         return FLARE_FLAG_SCALE;
+    }
+    private static final int FLARE_DLPACK_READ_ONLY = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_READ_ONLY 1
+     * }
+     */
+    public static int FLARE_DLPACK_READ_ONLY() {
+        return FLARE_DLPACK_READ_ONLY;
+    }
+    private static final int FLARE_DLPACK_COPIED = (int)2L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_COPIED 2
+     * }
+     */
+    public static int FLARE_DLPACK_COPIED() {
+        return FLARE_DLPACK_COPIED;
+    }
+    private static final int FLARE_DLPACK_HOST_PINNED = (int)4L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_HOST_PINNED 4
+     * }
+     */
+    public static int FLARE_DLPACK_HOST_PINNED() {
+        return FLARE_DLPACK_HOST_PINNED;
+    }
+    private static final int FLARE_DLPACK_MANAGED = (int)8L;
+    /**
+     * {@snippet lang=c :
+     * #define FLARE_DLPACK_MANAGED 8
+     * }
+     */
+    public static int FLARE_DLPACK_MANAGED() {
+        return FLARE_DLPACK_MANAGED;
     }
 }
 

@@ -159,8 +159,11 @@ class BindingAbiTest {
   }
 
   @Test
-  void commonFieldsComeFirstInEveryStruct() {
+  void commonFieldsComeFirstInEveryParamsStruct() {
     for (GroupLayout struct : structs()) {
+      if (!struct.name().orElseThrow().endsWith("_params")) {
+        continue;
+      }
       List<String> first =
           struct.memberLayouts().stream().limit(6).map(m -> m.name().orElseThrow()).toList();
       assertThat(first)
