@@ -56,7 +56,7 @@ double time_row(const Row& r, bool print) {
     p.out_stride_b = r.sq * p.out_stride_s;
     p.lse_stride_h = r.sq;
     p.lse_stride_b = int64_t{r.heads} * r.sq;
-    p.dtype = DType::kBf16;
+    p.dtype = p.out_dtype = p.kv_dtype = DType::kBf16;
     p.batch = r.batch;
     p.seqlen_q = r.sq;
     p.seqlen_k = r.len;

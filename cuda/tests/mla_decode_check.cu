@@ -137,6 +137,7 @@ bool run_case(const Case& c, double out_bound, double lse_bound) {
     p.lse_stride_h = c.sq;
     p.lse_stride_b = int64_t{c.heads} * c.sq;
     p.dtype = sizeof(T) == 2 && std::is_same_v<T, __half> ? DType::kFp16 : DType::kBf16;
+    p.out_dtype = p.kv_dtype = p.dtype;
     p.batch = c.batch;
     p.seqlen_q = c.sq;
     p.seqlen_k = c.max_len;

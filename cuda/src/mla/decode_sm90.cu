@@ -166,6 +166,14 @@ bool multiple_of_8(int64_t x) {
 }  // namespace
 
 int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
+    const bool dtypes = (p.dtype == DType::kBf16 || p.dtype == DType::kFp16) && p.out_dtype == p.dtype && p.kv_dtype == p.dtype;
+    if (!dtypes) {
+        return FLARE_UNSUPPORTED_DTYPE;
+    }
+    if (p.indices != nullptr || p.sink != nullptr || p.cu_seqlens_q != nullptr || p.w_uk != nullptr || p.w_uv != nullptr ||
+        p.q_rope != nullptr) {
+        return FLARE_UNSUPPORTED_FEATURE;
+    }
     const bool shapes =
         p.d_c >= 64 && p.d_c <= 512 && p.d_c % 64 == 0 && p.d_rope >= 0 && p.d_rope <= 64 && p.d_rope % 8 == 0;
     if (!shapes) {
