@@ -4,6 +4,7 @@
 #include "mla/decode_sm80.h"
 #include "mla/decode_sm90.h"
 #include "mla/prefill_sm80.h"
+#include "mla/prefill_sm90.h"
 
 namespace flare::gpu {
 namespace {
@@ -180,28 +181,34 @@ constexpr Path<mla::MlaDecodeParams> kDecodeSm90{mla::mla_decode_sm90_kernel_nam
                                                  mla::launch_mla_decode_sm90};
 constexpr Path<mla::MlaPrefillParams> kPrefillSm80{mla::mla_prefill_sm80_kernel_name, mla::mla_prefill_sm80_workspace,
                                                    mla::launch_mla_prefill_sm80};
+constexpr Path<mla::MlaPrefillParams> kPrefillSm90{mla::mla_prefill_sm90_kernel_name, mla::mla_prefill_sm90_workspace,
+                                                   mla::launch_mla_prefill_sm90};
 
-int32_t select(int32_t kernel, const mla::MlaDecodeParams& d, const DeviceInfo& info, Path<mla::MlaDecodeParams>* path) {
-    *path = kDecodeSm80;
+template <typename KernelParams>
+int32_t select(const char* operation, int32_t kernel, int32_t (*takes)(const KernelParams&), const KernelParams& d,
+               const DeviceInfo& info, const Path<KernelParams>& sm80, const Path<KernelParams>& sm90, Path<KernelParams>* path) {
+    *path = sm80;
     if (kernel == FLARE_KERNEL_PORTABLE || (kernel == FLARE_KERNEL_AUTO && !info.runs_sm90a)) {
         return FLARE_OK;
     }
-    if (const int32_t status = only_sm90("mla_decode", kernel, info)) {
+    if (const int32_t status = only_sm90(operation, kernel, info)) {
         return status;
     }
-    const int32_t status = mla::select_mla_decode_sm90(d);
-    if (status == FLARE_OK) {
-        *path = kDecodeSm90;
+    if (takes(d) == FLARE_OK) {
+        *path = sm90;
         return FLARE_OK;
     }
     return kernel == FLARE_KERNEL_AUTO
                ? FLARE_OK
-               : refused("mla_decode", FLARE_UNSUPPORTED_KERNEL, "see docs/kernels/mla.md for the options, sizes and strides that it takes");
+               : refused(operation, FLARE_UNSUPPORTED_KERNEL, "see docs/kernels/mla.md for the options, sizes and strides that it takes");
 }
 
-int32_t select(int32_t kernel, const mla::MlaPrefillParams&, const DeviceInfo&, Path<mla::MlaPrefillParams>* path) {
-    *path = kPrefillSm80;
-    return kernel == FLARE_KERNEL_SM90 ? refused("mla_prefill", FLARE_UNSUPPORTED_KERNEL, "there is none") : FLARE_OK;
+int32_t select(int32_t kernel, const mla::MlaDecodeParams& d, const DeviceInfo& info, Path<mla::MlaDecodeParams>* path) {
+    return select("mla_decode", kernel, mla::select_mla_decode_sm90, d, info, kDecodeSm80, kDecodeSm90, path);
+}
+
+int32_t select(int32_t kernel, const mla::MlaPrefillParams& d, const DeviceInfo& info, Path<mla::MlaPrefillParams>* path) {
+    return select("mla_prefill", kernel, mla::select_mla_prefill_sm90, d, info, kPrefillSm80, kPrefillSm90, path);
 }
 
 // Enters the device, translates, selects, and hands both to `body`.

@@ -127,6 +127,20 @@ __device__ __forceinline__ void bulk_store(void* dst, uint32_t src, uint32_t byt
         : "memory");
 }
 
+// From this block's shared memory into another block's of the cluster: dst and bar are addresses of this block, taken as
+// offsets in block `cta_rank`. Completes on the barrier there.
+__device__ __forceinline__ void bulk_copy_to_peer(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar, uint32_t cta_rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote_dst, remote_bar;\n"
+        "mapa.shared::cluster.u32 remote_dst, %0, %4;\n"
+        "mapa.shared::cluster.u32 remote_bar, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [remote_dst], [%1], %2, [remote_bar];\n"
+        "}" ::"r"(dst),
+        "r"(src), "r"(bytes), "r"(bar), "r"(cta_rank)
+        : "memory");
+}
+
 // Bulk groups belong to the issuing thread: the same thread commits and waits.
 __device__ __forceinline__ void bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
