@@ -1,10 +1,8 @@
 package dev.flare;
 
-import static java.lang.foreign.ValueLayout.JAVA_INT;
-
-import java.lang.foreign.MemorySegment;
 import java.util.Arrays;
 import java.util.List;
+import org.jspecify.annotations.Nullable;
 
 /**
  * The recurrent states of many sequences in a pool, for {@link KimiDeltaAttention}: one slot a
@@ -200,17 +198,14 @@ public final class DeltaState implements AutoCloseable {
     private Batch(List<Sequence> sequences) {
       slots = Tensor.empty(pool.device(), DType.INT32, Shape.of(sequences.size()));
       try {
-        MemorySegment to = slots.segment();
-        for (int n = 0; n < sequences.size(); n++) {
-          to.setAtIndex(JAVA_INT, n, slotOf(sequences.get(n)));
-        }
+        slots.overwrite(sequences.stream().mapToInt(this::slotOf).toArray(), null);
       } catch (RuntimeException | Error e) {
         slots.close();
         throw e;
       }
     }
 
-    private int slotOf(@org.jspecify.annotations.Nullable Sequence sequence) {
+    private int slotOf(@Nullable Sequence sequence) {
       if (sequence == null) {
         return (int) PADDING_SLOT;
       }

@@ -7,7 +7,7 @@ final class Failures {
   private Failures() {}
 
   /** The exception for this thread's last call, which returned {@code status}. */
-  static FlareException of(Kernels.Operation operation, int status) {
+  static FlareException of(Kernels.Operation operation, int status, Device device) {
     String detail = Kernels.lastError();
     String text = detail.isEmpty() ? Kernels.statusName(status) : detail;
     if (status < 100) {
@@ -19,6 +19,10 @@ final class Failures {
     String named = operation + " failed with " + Kernels.statusName(status) + ": " + text;
     if (Kernels.isOutOfMemory(status)) {
       return new OutOfMemoryException(named);
+    }
+    if (Kernels.isContextLost(status) && !device.isCpu()) {
+      device.gpu().lose(text);
+      device.gpu().requireAlive();
     }
     if (status >= 300 && status < 400) {
       return new DeviceException(named);

@@ -1,7 +1,6 @@
 package dev.flare;
 
 import dev.flare.internal.AttentionMergeParams;
-import dev.flare.internal.CommonParams;
 import dev.flare.internal.Kernels.Operation;
 import java.lang.foreign.Arena;
 
@@ -114,7 +113,6 @@ public final class FlashAttention extends SoftmaxAttention<FlashAttention> {
     try (Arena arena = Arena.ofConfined()) {
       var params =
           AttentionMergeParams.allocate(arena)
-              .set(CommonParams.DEVICE, device.index())
               .set(AttentionMergeParams.DTYPE, partialOut.dtype().code())
               .set(AttentionMergeParams.NUM_PARTIALS, from.dim(0))
               .set(AttentionMergeParams.BATCH, from.dim(1))
@@ -132,14 +130,16 @@ public final class FlashAttention extends SoftmaxAttention<FlashAttention> {
               .set(AttentionMergeParams.OUT_STRIDE_S, out.stride(1))
               .set(AttentionMergeParams.OUT_STRIDE_H, out.stride(2))
               .set(AttentionMergeParams.LSE_STRIDE_B, lse.stride(0))
-              .set(AttentionMergeParams.LSE_STRIDE_H, lse.stride(1))
-              .set(AttentionMergeParams.OUT, result.out().address())
-              .set(AttentionMergeParams.LSE, result.lse().address());
+              .set(AttentionMergeParams.LSE_STRIDE_H, lse.stride(1));
       Once.run(
           Operation.ATTENTION_MERGE,
+          device,
+          null,
           params,
           Once.argument("partialOut", AttentionMergeParams.PARTIAL_OUT, partialOut),
-          Once.argument("partialLse", AttentionMergeParams.PARTIAL_LSE, partialLse));
+          Once.argument("partialLse", AttentionMergeParams.PARTIAL_LSE, partialLse),
+          Once.argument("out", AttentionMergeParams.OUT, result.out()),
+          Once.argument("lse", AttentionMergeParams.LSE, result.lse()));
       return result;
     } catch (RuntimeException | Error e) {
       result.close();

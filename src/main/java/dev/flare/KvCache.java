@@ -1,11 +1,9 @@
 package dev.flare;
 
-import static java.lang.foreign.ValueLayout.JAVA_INT;
-
-import java.lang.foreign.MemorySegment;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import org.jspecify.annotations.Nullable;
 
 /**
  * The pages of a serving cache: which sequence owns which, in what order.
@@ -391,12 +389,24 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
     }
 
     /**
-     * Writes the sequences' pages and lengths of now into the tensors.
+     * Writes the sequences' pages and lengths of now into the tensors, after all work that flare
+     * has queued on them.
      *
      * @throws InvalidArgumentException if a sequence is longer than {@link #maxLength}
      * @throws ClosedException if a sequence, the batch or the cache is closed
      */
     public void update() {
+      update(null);
+    }
+
+    /**
+     * Queues the writing of the sequences' pages and lengths of now into the tensors.
+     *
+     * @param stream of the cache's device; null for {@link #update()}
+     * @throws InvalidArgumentException if a sequence is longer than {@link #maxLength}
+     * @throws ClosedException if a sequence, the batch or the cache is closed
+     */
+    public void update(@Nullable Stream stream) {
       synchronized (KvCache.this) {
         for (Sequence sequence : sequences) {
           if (sequence.mine(KvCache.this).length > maxLength) {
@@ -404,18 +414,19 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
                 "sequence", sequence.length + " tokens", "at most maxLength = " + maxLength);
           }
         }
-        MemorySegment table = blockTable.segment();
-        MemorySegment counts = lengths.segment();
-        long width = blockTable.dim(1);
+        int width = Math.toIntExact(blockTable.dim(1));
+        int[] table = new int[Math.multiplyExact(width, sequences.size())];
+        int[] counts = new int[sequences.size()];
         for (int b = 0; b < sequences.size(); b++) {
           Sequence sequence = sequences.get(b);
-          counts.setAtIndex(JAVA_INT, b, Math.toIntExact(sequence.length));
+          counts[b] = Math.toIntExact(sequence.length);
           for (int p = 0; p < width; p++) {
             // Beyond the length nothing is read; -1 would show.
-            table.setAtIndex(
-                JAVA_INT, b * width + p, p < sequence.pageCount ? sequence.pages[p] : -1);
+            table[b * width + p] = p < sequence.pageCount ? sequence.pages[p] : -1;
           }
         }
+        blockTable.overwrite(table, stream);
+        lengths.overwrite(counts, stream);
       }
     }
 

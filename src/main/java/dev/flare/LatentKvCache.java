@@ -1,7 +1,6 @@
 package dev.flare;
 
 import dev.flare.internal.CacheAppendParams;
-import dev.flare.internal.CommonParams;
 import dev.flare.internal.Kernels.Operation;
 import dev.flare.internal.Struct;
 import java.lang.foreign.Arena;
@@ -161,7 +160,6 @@ public final class LatentKvCache extends KvCache {
     try (Arena arena = Arena.ofConfined()) {
       Struct params =
           CacheAppendParams.allocate(arena)
-              .set(CommonParams.DEVICE, device().index())
               .set(CacheAppendParams.LAYOUT, LATENT_LAYOUT)
               .set(CacheAppendParams.DTYPE, cKv.dtype().code())
               .set(CacheAppendParams.CACHE_DTYPE, rows.dtype().code())
@@ -181,6 +179,8 @@ public final class LatentKvCache extends KvCache {
       setRotary(params, rotary);
       Once.run(
           Operation.CACHE_APPEND,
+          device(),
+          null,
           params,
           Once.argument("cKv", CacheAppendParams.K, cKv),
           Once.argument("kRope", CacheAppendParams.V, kRope),

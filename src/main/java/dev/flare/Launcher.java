@@ -12,6 +12,7 @@ import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -60,7 +61,10 @@ final class Launcher {
   private final Argument[] arguments;
   private final Fixed[] fixed;
   private final @Nullable Tensor[] bound;
+  private final @Nullable GpuMemory workspace; // the CPU's lies in the arena
+  private final AtomicInteger graphs = new AtomicInteger(); // that replay launches of this plan
   private int heldFixed;
+  private @Nullable Stream on; // of the launch under way, on a GPU
 
   @SuppressWarnings("UnusedVariable") // through STATE
   private volatile int state;
@@ -81,19 +85,31 @@ final class Launcher {
     this.fixed = fixed;
     this.bound = new @Nullable Tensor[arguments.length];
     this.workspaceBytes = workspaceBytes;
-    if (workspaceBytes > 0) {
-      MemorySegment workspace = HostMemory.workspace(arena, workspaceBytes);
-      if (workspace == null) {
-        throw new OutOfMemoryException(
-            operation
-                + ": "
-                + workspaceBytes
-                + " bytes of host memory for the workspace could not"
-                + " be had");
-      }
-      CommonParams.Workspace fields = CommonParams.workspace(operation);
-      params.set(fields.address(), workspace.address()).set(fields.bytes(), workspaceBytes);
+    this.workspace = workspaceBytes > 0 ? allocateWorkspace() : null;
+  }
+
+  /** Null on the CPU, where the workspace goes with the arena. */
+  private @Nullable GpuMemory allocateWorkspace() {
+    CommonParams.Workspace fields = CommonParams.workspace(operation);
+    params.set(fields.bytes(), workspaceBytes);
+    if (!device.isCpu()) {
+      GpuMemory memory =
+          device
+              .gpu()
+              .allocate(operation + ": the workspace of a plan", workspaceBytes, device.stream());
+      params.set(fields.address(), memory.allocation().address());
+      return memory;
     }
+    MemorySegment memory = HostMemory.workspace(arena, workspaceBytes);
+    if (memory == null) {
+      throw new OutOfMemoryException(
+          operation
+              + ": "
+              + workspaceBytes
+              + " bytes of host memory for the workspace could not be had");
+    }
+    params.set(fields.address(), memory.address());
+    return null;
   }
 
   /** Collects what a plan consists of, then checks it against the C library. */
@@ -110,7 +126,7 @@ final class Launcher {
       this.device = device;
       this.arena = arena;
       this.params = params;
-      params.set(CommonParams.DEVICE, device.index());
+      params.set(CommonParams.DEVICE, device.kernelDevice());
     }
 
     Struct params() {
@@ -163,7 +179,7 @@ final class Launcher {
     Launcher build() {
       int status = Kernels.workspace(operation, params.segment());
       if (status != 0) {
-        throw Failures.of(operation, status);
+        throw Failures.of(operation, status, device);
       }
       return new Launcher(
           operation,
@@ -221,9 +237,23 @@ final class Launcher {
     if (!STATE.compareAndSet(this, IDLE, BUSY)) {
       throw state == CLOSED ? closed() : busy("launch");
     }
-    if (stream != null && !stream.device().equals(device)) {
+    if (stream != null || !device.isCpu()) {
+      enter(stream);
+    }
+  }
+
+  /** Enters the stream of a launch; if that fails, the launch has not begun. */
+  private void enter(@Nullable Stream stream) {
+    try {
+      Stream wanted = Stream.of(stream, device);
+      if (wanted != null) {
+        wanted.gpu().requireAlive();
+        wanted.begin();
+        on = wanted;
+      }
+    } catch (RuntimeException | Error e) {
       state = IDLE;
-      throw new InvalidArgumentException("stream", stream, "a stream of " + device);
+      throw e;
     }
   }
 
@@ -246,19 +276,36 @@ final class Launcher {
     if (argument.output && tensor.isReadOnly()) {
       tensor.requireOutput(argument.name);
     }
-    tensor.acquire(argument.name);
+    tensor.acquire(argument.name, on);
     bound[i] = tensor;
     params.set(argument.field, tensor.address());
   }
 
   void run() {
     while (heldFixed < fixed.length) {
-      fixed[heldFixed].tensor.acquire(fixed[heldFixed].name);
+      fixed[heldFixed].tensor.acquire(fixed[heldFixed].name, on);
       heldFixed++;
+    }
+    if (on != null) {
+      prepare(on);
     }
     int status = Kernels.run(operation, params.segment());
     if (status != 0) {
-      throw Failures.of(operation, status);
+      throw Failures.of(operation, status, device);
+    }
+  }
+
+  private void prepare(Stream stream) {
+    params.set(CommonParams.STREAM, stream.handle());
+    Capture capture = stream.capture();
+    if (capture != null) {
+      capture.keep(this);
+      if (workspace != null) {
+        capture.keep(workspace);
+      }
+      capture.count();
+    } else if (workspace != null) {
+      workspace.useAlone(stream);
     }
   }
 
@@ -274,6 +321,41 @@ final class Launcher {
       heldFixed--;
       fixed[heldFixed].tensor.release();
     }
+    Stream stream = on;
+    if (stream != null) {
+      on = null;
+      stream.end();
+    }
+    state = IDLE;
+  }
+
+  // ---- graphs ---------------------------------------------------------------------------------
+
+  /** A graph has captured a launch, whose workspace has to stay. */
+  void retain() {
+    graphs.incrementAndGet();
+  }
+
+  void unretain() {
+    graphs.decrementAndGet();
+  }
+
+  /** Enters a replay of captured launches, which use the workspace. */
+  void beginReplay(Stream stream) {
+    if (!STATE.compareAndSet(this, IDLE, BUSY)) {
+      throw busy("launch of a graph");
+    }
+    if (workspace != null) {
+      try {
+        workspace.useAlone(stream);
+      } catch (RuntimeException | Error e) {
+        state = IDLE;
+        throw e;
+      }
+    }
+  }
+
+  void endReplay() {
     state = IDLE;
   }
 
@@ -295,7 +377,7 @@ final class Launcher {
     try {
       int status = Kernels.kernelName(operation, params.segment());
       if (status != 0) {
-        throw Failures.of(operation, status);
+        throw Failures.of(operation, status, device);
       }
       return Kernels.kernelName();
     } finally {
@@ -330,7 +412,19 @@ final class Launcher {
   }
 
   void close() {
-    if (STATE.compareAndSet(this, IDLE, CLOSED)) {
+    if (graphs.get() > 0) {
+      throw new InUseException("close: a graph replays launches of this plan; close it first");
+    }
+    if (STATE.compareAndSet(this, IDLE, BUSY)) {
+      try {
+        if (workspace != null) {
+          workspace.allocation().close();
+        }
+      } catch (RuntimeException | Error e) {
+        state = IDLE;
+        throw e;
+      }
+      state = CLOSED;
       arena.close();
     } else if (state == BUSY) {
       throw busy("close");

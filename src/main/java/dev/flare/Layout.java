@@ -123,6 +123,11 @@ final class Layout {
     return shape.elements() * dtype.bytes();
   }
 
+  /** Whether elements with places of their own leave none between them, in whichever order. */
+  boolean isGapless() {
+    return extent == shape.elements();
+  }
+
   boolean isContiguous() {
     return contiguous;
   }

@@ -1,7 +1,6 @@
 package dev.flare;
 
 import dev.flare.internal.CacheAppendParams;
-import dev.flare.internal.CommonParams;
 import dev.flare.internal.Kernels.Operation;
 import dev.flare.internal.Struct;
 import java.lang.foreign.Arena;
@@ -213,7 +212,6 @@ public final class PagedKvCache extends KvCache {
     try (Arena arena = Arena.ofConfined()) {
       Struct params =
           CacheAppendParams.allocate(arena)
-              .set(CommonParams.DEVICE, device().index())
               .set(CacheAppendParams.LAYOUT, 0)
               .set(CacheAppendParams.DTYPE, k.dtype().code())
               .set(CacheAppendParams.CACHE_DTYPE, keys.dtype().code())
@@ -237,6 +235,8 @@ public final class PagedKvCache extends KvCache {
       LatentKvCache.setRotary(params, rotary);
       Once.run(
           Operation.CACHE_APPEND,
+          device(),
+          null,
           params,
           Once.argument("k", CacheAppendParams.K, k),
           Once.argument("v", CacheAppendParams.V, v),

@@ -12,6 +12,7 @@ import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.Objects;
 import java.util.StringJoiner;
+import org.jspecify.annotations.Nullable;
 
 /**
  * An n-dimensional, strided array of numbers over memory outside the Java heap.
@@ -36,16 +37,39 @@ import java.util.StringJoiner;
 public final class Tensor implements AutoCloseable {
   private static final int PREVIEW = 6;
 
+  /** What CUDA kernels load at once. */
+  private static final int GPU_ALIGNMENT = 16;
+
+  private final Device device;
   private final Allocation memory;
+  private final @Nullable GpuMemory onGpu; // memory that streams use: a GPU's, or pinned
   private final long offset; // bytes from the start of memory
   private final Layout layout;
   private final boolean view;
 
-  private Tensor(Allocation memory, long offset, Layout layout, boolean view) {
+  private Tensor(
+      Device device,
+      Allocation memory,
+      @Nullable GpuMemory onGpu,
+      long offset,
+      Layout layout,
+      boolean view) {
+    this.device = device;
     this.memory = memory;
+    this.onGpu = onGpu;
     this.offset = offset;
     this.layout = layout;
     this.view = view;
+  }
+
+  /** A tensor over all of some host memory. */
+  private static Tensor onHost(Allocation memory, Layout layout) {
+    return new Tensor(Device.cpu(), memory, null, 0, layout, false);
+  }
+
+  /** A tensor over all of some memory of a GPU. */
+  private static Tensor onGpu(Device device, GpuMemory memory, Layout layout) {
+    return new Tensor(device, memory.allocation(), memory, 0, layout, false);
   }
 
   // ---- making ---------------------------------------------------------------------------------
@@ -61,6 +85,24 @@ public final class Tensor implements AutoCloseable {
    */
   public static Tensor empty(Device device, DType dtype, Shape shape) {
     return allocate(device, dtype, shape, false);
+  }
+
+  /**
+   * Allocates a tensor whose elements are undefined, for work on a stream: memory that has been
+   * closed after use on the same stream is taken without waiting.
+   *
+   * @param stream where it is used first
+   * @param dtype element type
+   * @param shape extents
+   * @return a dense tensor on the stream's device, that the caller closes
+   * @throws OutOfMemoryException if there is not that much memory
+   * @throws InUseException if this thread is capturing a graph
+   */
+  public static Tensor empty(Stream stream, DType dtype, Shape shape) {
+    if (stream.device().isCpu()) {
+      return empty(stream.device(), dtype, shape);
+    }
+    return allocate(stream, Layout.dense(dtype, shape));
   }
 
   /**
@@ -110,7 +152,21 @@ public final class Tensor implements AutoCloseable {
    * @throws OutOfMemoryException if there is not that much memory
    */
   public static Tensor full(double value, DType dtype, long... dims) {
-    return filled(empty(dtype, dims), t -> t.fill(value));
+    return full(Device.cpu(), value, dtype, Shape.of(dims));
+  }
+
+  /**
+   * Allocates a tensor with one value everywhere.
+   *
+   * @param device where
+   * @param value rounded to the dtype as by {@link #to(DType)}
+   * @param dtype element type
+   * @param shape extents
+   * @return a dense tensor that the caller closes
+   * @throws OutOfMemoryException if there is not that much memory
+   */
+  public static Tensor full(Device device, double value, DType dtype, Shape shape) {
+    return filled(empty(device, dtype, shape), t -> t.fill(value));
   }
 
   /**
@@ -143,6 +199,80 @@ public final class Tensor implements AutoCloseable {
                   }
                   Elements.write(t.memory.segment(), dtype, at, 1, run, 0, n);
                 }));
+  }
+
+  /**
+   * Allocates a tensor with standard normal numbers, the same on every device.
+   *
+   * @param device where
+   * @param seed the same seed gives the same numbers
+   * @param dtype a floating-point type
+   * @param shape extents
+   * @return a dense tensor that the caller closes
+   * @throws InvalidArgumentException if {@code dtype} is not a floating-point type
+   * @throws OutOfMemoryException if there is not that much memory
+   */
+  public static Tensor randn(Device device, long seed, DType dtype, Shape shape) {
+    Tensor onHost = randn(seed, dtype, shape.dims());
+    if (device.isCpu()) {
+      return onHost;
+    }
+    try (onHost) {
+      return onHost.to(device);
+    }
+  }
+
+  /**
+   * Allocates pinned host memory: copies between it and GPUs run at full speed, and beside the
+   * thread that queued them.
+   *
+   * <p>It is a host tensor in every other way. Pinning takes milliseconds and takes memory from the
+   * whole machine: keep and reuse such tensors. Closing waits for the copies that use it.
+   *
+   * @param gpu any GPU of this process
+   * @param dtype element type
+   * @param shape extents
+   * @return a dense tensor on the CPU that the caller closes; its elements are undefined
+   * @throws UnsupportedException if {@code gpu} is the CPU
+   * @throws OutOfMemoryException if there is not that much memory to pin
+   */
+  public static Tensor pinned(Device gpu, DType dtype, Shape shape) {
+    Layout layout = Layout.dense(dtype, shape);
+    GpuMemory memory = gpu.gpu().allocatePinned(layout.toString(), layout.bytes());
+    return onGpu(Device.cpu(), memory, layout);
+  }
+
+  /**
+   * Makes a tensor over a GPU's memory of somebody else, without copying.
+   *
+   * <p>What its owner has queued on streams of its own must be done, or ordered before flare's by
+   * {@link Stream#foreign} and events. Closing the tensor frees nothing.
+   *
+   * @param gpu where the memory is
+   * @param pointer the first element's address, aligned to 16 bytes
+   * @param release runs once when the tensor is closed, after waiting for all work that flare has
+   *     queued on it; null to do nothing: then the owner waits before it frees the memory
+   * @param dtype element type
+   * @param shape extents
+   * @param strides distance in elements between neighbours along each axis; none for dense
+   * @return a tensor that borrows the memory
+   * @throws InvalidArgumentException if the driver does not know such memory on that GPU, or if it
+   *     is too small
+   */
+  public static Tensor foreign(
+      Device gpu,
+      long pointer,
+      @Nullable Runnable release,
+      DType dtype,
+      Shape shape,
+      long... strides) {
+    Layout layout =
+        strides.length == 0 ? Layout.dense(dtype, shape) : Layout.strided(dtype, shape, strides);
+    if (pointer % GPU_ALIGNMENT != 0) {
+      throw new InvalidArgumentException(
+          "pointer", Long.toHexString(pointer), "one aligned to " + GPU_ALIGNMENT + " bytes");
+    }
+    return onGpu(gpu, gpu.gpu().borrow(pointer, layout.extentBytes(), release), layout);
   }
 
   /**
@@ -259,7 +389,7 @@ public final class Tensor implements AutoCloseable {
     }
     Layout layout = Layout.dense(dtype, shape);
     try {
-      return new Tensor(HostMemory.map(file, byteOffset, layout.bytes()), 0, layout, false);
+      return onHost(HostMemory.map(file, byteOffset, layout.bytes()), layout);
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }
@@ -268,7 +398,13 @@ public final class Tensor implements AutoCloseable {
   private static Tensor allocate(Device device, DType dtype, Shape shape, boolean zeroed) {
     Layout layout = Layout.dense(dtype, shape);
     if (!device.isCpu()) {
-      throw new UnsupportedException("device: " + device + " has no tensors in this version");
+      return filled(
+          allocate(device.stream(), layout),
+          t -> {
+            if (zeroed) {
+              t.fill(0);
+            }
+          });
     }
     Allocation memory = HostMemory.allocate(layout.bytes(), zeroed);
     if (memory == null) {
@@ -281,7 +417,13 @@ public final class Tensor implements AutoCloseable {
               + ", free are "
               + device.memory().freeBytes());
     }
-    return new Tensor(memory, 0, layout, false);
+    return onHost(memory, layout);
+  }
+
+  /** Memory of a GPU, first used on {@code stream}. */
+  private static Tensor allocate(Stream stream, Layout layout) {
+    GpuMemory memory = stream.gpu().allocate(layout.toString(), layout.bytes(), stream);
+    return onGpu(stream.device(), memory, layout);
   }
 
   private interface Fill {
@@ -325,7 +467,7 @@ public final class Tensor implements AutoCloseable {
           segment.byteSize() + " bytes",
           "at least " + layout.extentBytes() + " for " + layout);
     }
-    return new Tensor(Allocation.borrowed(segment), 0, layout, false);
+    return onHost(Allocation.borrowed(segment), layout);
   }
 
   // ---- what it is -----------------------------------------------------------------------------
@@ -336,7 +478,7 @@ public final class Tensor implements AutoCloseable {
    * @return the device
    */
   public Device device() {
-    return Device.cpu();
+    return device;
   }
 
   /**
@@ -428,7 +570,16 @@ public final class Tensor implements AutoCloseable {
    * @return true if this tensor can't be an output
    */
   public boolean isReadOnly() {
-    return memory.segment().isReadOnly();
+    return memory.isReadOnly();
+  }
+
+  /**
+   * Tells whether this is pinned host memory.
+   *
+   * @return true for what {@link #pinned} makes
+   */
+  public boolean isPinned() {
+    return device.isCpu() && onGpu != null;
   }
 
   /**
@@ -447,12 +598,38 @@ public final class Tensor implements AutoCloseable {
    *
    * @return a segment of {@link #bytes()} bytes, more if there are gaps
    * @throws ClosedException if the tensor is closed
+   * @throws UnsupportedException if the memory is a GPU's: Java can't reach it, copy it with {@code
+   *     to(Device.cpu())}
    */
   public MemorySegment segment() {
     if (!memory.isOpen()) {
       throw closed();
     }
+    if (!device.isCpu()) {
+      throw new UnsupportedException(
+          "segment: " + describe() + " is out of Java's reach; copy it with to(Device.cpu())");
+    }
     return slice();
+  }
+
+  /**
+   * Returns where a GPU has the first element, for other libraries. Java must not follow it.
+   *
+   * <p>flare does not know what others do with it: their work must be done, or ordered by events,
+   * before the tensor is closed.
+   *
+   * @return a {@code CUdeviceptr}, valid while the tensor is open
+   * @throws ClosedException if the tensor is closed
+   * @throws UnsupportedException on the CPU; see {@link #segment}
+   */
+  public long devicePointer() {
+    if (!memory.isOpen()) {
+      throw closed();
+    }
+    if (device.isCpu()) {
+      throw new UnsupportedException("devicePointer: " + describe() + " is in host memory");
+    }
+    return address();
   }
 
   // ---- views ----------------------------------------------------------------------------------
@@ -641,7 +818,7 @@ public final class Tensor implements AutoCloseable {
 
   /** Strides for {@code to}, dimension by dimension; null if old dimensions can't be joined. */
   @SuppressWarnings("ReturnsNullCollection")
-  private long @org.jspecify.annotations.Nullable [] reshapedStrides(Shape to) {
+  private long @Nullable [] reshapedStrides(Shape to) {
     long[] strides = new long[to.rank()];
     int from = rank() - 1;
     long step = 1; // stride of the innermost part of the old dimension under way
@@ -688,7 +865,7 @@ public final class Tensor implements AutoCloseable {
     }
     Layout to = Layout.strided(layout.dtype(), Shape.of(dims), strides);
     long bytes = to.shape().elements() == 0 ? 0 : elementOffset * layout.dtype().bytes();
-    return new Tensor(memory, offset + bytes, to, true);
+    return new Tensor(device, memory, onGpu, offset + bytes, to, true);
   }
 
   private static long[] without(long[] values, int index) {
@@ -744,6 +921,9 @@ public final class Tensor implements AutoCloseable {
       throw new UnsupportedException(
           "to: no conversion from " + dtype() + " to " + dtype + "; go through toFloatArray()");
     }
+    if (!device.isCpu()) {
+      return integers ? convertedOnHost(dtype) : to(dtype, null);
+    }
     return filled(
         empty(device(), dtype, shape()),
         t -> {
@@ -758,6 +938,43 @@ public final class Tensor implements AutoCloseable {
             memory.release();
           }
         });
+  }
+
+  /**
+   * Queues a conversion to another floating-point dtype on a stream.
+   *
+   * @param dtype the new element type, rounded to as by {@link #to(DType)}
+   * @param stream of the tensor's device; null for its default stream
+   * @return a view of this tensor if it has that dtype, else a new dense tensor; closing it is
+   *     right in both cases
+   * @throws ClosedException if the tensor is closed
+   * @throws UnsupportedException if one of the two is an integer type
+   * @throws InUseException if this thread is capturing a graph
+   */
+  public Tensor to(DType dtype, @Nullable Stream stream) {
+    Stream on = Stream.of(stream, device);
+    if (on == null || dtype == dtype()) {
+      return to(dtype);
+    }
+    if (!dtype.isFloating() || !dtype().isFloating()) {
+      throw new UnsupportedException(
+          "to: no conversion from " + dtype() + " to " + dtype + " on " + device);
+    }
+    return filled(
+        empty(on, dtype, shape()),
+        t -> {
+          boolean shared = stream == null && orderAfterUses(on);
+          Copies.cast(t, this, on);
+          finish(on, shared);
+        });
+  }
+
+  /** Integers: few, and seldom. */
+  private Tensor convertedOnHost(DType dtype) {
+    try (Tensor onHost = to(Device.cpu());
+        Tensor converted = onHost.to(dtype)) {
+      return converted.to(device);
+    }
   }
 
   private static boolean isIndex(DType dtype) {
@@ -787,35 +1004,71 @@ public final class Tensor implements AutoCloseable {
   }
 
   /**
-   * Moves the elements to another device.
+   * Moves the elements to another device, after all work that flare has queued on this tensor. To
+   * and from the CPU it is done when the call returns.
    *
    * @param device where to
    * @return a view of this tensor if it is there, else a new dense tensor; closing it is right in
    *     both cases
    * @throws ClosedException if the tensor is closed
+   * @throws OutOfMemoryException if there is not that much memory
    */
   public Tensor to(Device device) {
-    if (!device.equals(device())) {
-      throw new UnsupportedException("device: " + device + " has no tensors in this version");
+    if (device.equals(device())) {
+      return view(0, shape().dims(), layout.strides());
     }
-    return view(0, shape().dims(), layout.strides());
+    return filled(empty(device, dtype(), shape()), t -> t.copyFrom(this));
   }
 
   /**
-   * Overwrites all elements with those of another tensor.
+   * Queues a copy of the elements to another device.
    *
-   * @param source same shape and dtype; must not overlap this tensor
+   * <p>Host memory must stay as it is until the stream has passed the copy, and what is copied to
+   * the host is there only then.
+   *
+   * @param device where to
+   * @param stream of one of the two devices
+   * @return a view of this tensor if it is there, else a new dense tensor; closing it is right in
+   *     both cases
+   * @throws ClosedException if the tensor is closed
+   * @throws OutOfMemoryException if there is not that much memory
+   * @throws InUseException if this thread is capturing a graph
+   */
+  public Tensor to(Device device, Stream stream) {
+    if (device.equals(device())) {
+      return view(0, shape().dims(), layout.strides());
+    }
+    Tensor target =
+        stream.device().equals(device)
+            ? empty(stream, dtype(), shape())
+            : empty(device, dtype(), shape());
+    return filled(target, t -> t.copyFrom(this, stream));
+  }
+
+  /**
+   * Overwrites all elements with those of another tensor, after all work that flare has queued on
+   * the two. Where one of them is on the CPU, it is done when the call returns.
+   *
+   * @param source same shape and dtype, on any device; must not overlap this tensor
    * @return this tensor
    * @throws ClosedException if one of the two is closed
    * @throws InvalidArgumentException if shape or dtype differ, or if this tensor is read-only or
    *     repeats elements
+   * @throws UnsupportedException if a GPU is involved, and strides that scatter the elements too
+   *     much
    */
   public Tensor copyFrom(Tensor source) {
-    if (!source.shape().equals(shape()) || source.dtype() != dtype()) {
-      throw new InvalidArgumentException(
-          "source", source.dtype() + " " + source.shape(), dtype() + " " + shape());
+    requireCopy(source);
+    if (!device.isCpu() || !source.device.isCpu()) {
+      Stream on = Stream.of(null, device.isCpu() ? source.device : device);
+      if (on != null) {
+        boolean sourceShared = source.orderAfterUses(on);
+        boolean shared = orderAfterUses(on) || sourceShared;
+        Copies.copy(this, source, on, true);
+        finish(on, shared || device.isCpu() || source.device.isCpu());
+      }
+      return this;
     }
-    requireOutput("tensor");
     if (elements() == 0) {
       return this;
     }
@@ -834,6 +1087,79 @@ public final class Tensor implements AutoCloseable {
   }
 
   /**
+   * Queues a copy of another tensor's elements.
+   *
+   * <p>Host memory must stay as it is until the stream has passed the copy, and what is copied to
+   * the host is there only then. From or to pinned memory the call returns at once; other host
+   * memory goes through the driver's buffers while the call waits. A captured copy reads host
+   * memory at each replay.
+   *
+   * @param source same shape and dtype, on any device; must not overlap this tensor
+   * @param stream of one of the two tensors' devices
+   * @return this tensor
+   * @throws ClosedException if one of the two, or the stream, is closed
+   * @throws InvalidArgumentException if shape or dtype differ, or if this tensor is read-only or
+   *     repeats elements
+   * @throws UnsupportedException if strides scatter the elements too much
+   */
+  public Tensor copyFrom(Tensor source, Stream stream) {
+    if (device.isCpu() && source.device.isCpu()) {
+      return copyFrom(source);
+    }
+    requireCopy(source);
+    if (stream.device().isCpu()
+        || !(stream.device().equals(device) || stream.device().equals(source.device))) {
+      throw new InvalidArgumentException(
+          "stream", stream, "a stream of " + (device.isCpu() ? source.device : device));
+    }
+    Copies.copy(this, source, stream, false);
+    return this;
+  }
+
+  /** Overwrites a dense INT32 tensor; queued on {@code stream}, if that is given. */
+  void overwrite(int[] values, @Nullable Stream stream) {
+    if (device.isCpu()) {
+      MemorySegment to = open();
+      try {
+        MemorySegment.copy(values, 0, to, JAVA_INT, 0, values.length);
+      } finally {
+        memory.release();
+      }
+      return;
+    }
+    try (Tensor source = of(values, shape().dims())) {
+      if (stream == null) {
+        copyFrom(source);
+      } else {
+        copyFrom(source, stream); // the driver has read pageable memory when it returns
+      }
+    }
+  }
+
+  private void requireCopy(Tensor source) {
+    if (!source.shape().equals(shape()) || source.dtype() != dtype()) {
+      throw new InvalidArgumentException(
+          "source", source.dtype() + " " + source.shape(), dtype() + " " + shape());
+    }
+    requireOutput("tensor");
+  }
+
+  /**
+   * Orders the default stream after all others that use this memory.
+   *
+   * @return true if there are others: later work there is not ordered after what comes now
+   */
+  private boolean orderAfterUses(Stream on) {
+    return onGpu != null && onGpu.orderAfterUsers(on);
+  }
+
+  private static void finish(Stream on, boolean wait) {
+    if (wait) {
+      on.synchronize();
+    }
+  }
+
+  /**
    * Overwrites all elements with one value.
    *
    * @param value rounded to the dtype as by {@link #to(DType)}
@@ -842,7 +1168,28 @@ public final class Tensor implements AutoCloseable {
    * @throws InvalidArgumentException if the tensor is read-only or repeats elements
    */
   public Tensor fill(double value) {
+    return fill(value, null);
+  }
+
+  /**
+   * Overwrites all elements with one value, on a stream.
+   *
+   * @param value rounded to the dtype as by {@link #to(DType)}
+   * @param stream of the tensor's device; null for its default stream, after all work that flare
+   *     has queued on this tensor
+   * @return this tensor
+   * @throws ClosedException if the tensor or the stream is closed
+   * @throws InvalidArgumentException if the tensor is read-only or repeats elements
+   */
+  public Tensor fill(double value, @Nullable Stream stream) {
     requireOutput("tensor");
+    Stream on = Stream.of(stream, device);
+    if (on != null) {
+      boolean shared = stream == null && orderAfterUses(on);
+      Copies.fill(this, value, on);
+      finish(on, shared);
+      return this;
+    }
     MemorySegment to = open();
     try {
       long innerStride = Elements.innerStride(layout);
@@ -872,6 +1219,11 @@ public final class Tensor implements AutoCloseable {
    */
   public double get(long... index) {
     long at = at(index);
+    if (!device.isCpu()) {
+      try (Tensor onHost = element(at).to(Device.cpu())) {
+        return onHost.get(0);
+      }
+    }
     MemorySegment from = open();
     try {
       return Elements.get(from, dtype(), at);
@@ -892,12 +1244,22 @@ public final class Tensor implements AutoCloseable {
   public void set(double value, long... index) {
     long at = at(index);
     requireOutput("tensor");
+    if (!device.isCpu()) {
+      try (Tensor onHost = full(value, dtype(), 1)) {
+        element(at).copyFrom(onHost);
+      }
+      return;
+    }
     MemorySegment to = open();
     try {
       Elements.set(to, dtype(), at, value);
     } finally {
       memory.release();
     }
+  }
+
+  private Tensor element(long at) {
+    return view(at, new long[] {1}, 1);
   }
 
   private long at(long... index) {
@@ -922,6 +1284,12 @@ public final class Tensor implements AutoCloseable {
    * @throws InvalidArgumentException if there are more elements than an array can have
    */
   public float[] toFloatArray() {
+    if (!device.isCpu()) {
+      arrayLength();
+      try (Tensor onHost = to(Device.cpu())) {
+        return onHost.toFloatArray();
+      }
+    }
     float[] result = new float[arrayLength()];
     MemorySegment from = open();
     try {
@@ -945,6 +1313,12 @@ public final class Tensor implements AutoCloseable {
    * @throws InvalidArgumentException if there are more elements than an array can have
    */
   public double[] toDoubleArray() {
+    if (!device.isCpu()) {
+      arrayLength();
+      try (Tensor onHost = to(Device.cpu())) {
+        return onHost.toDoubleArray();
+      }
+    }
     double[] result = new double[arrayLength()];
     MemorySegment from = open();
     try {
@@ -976,6 +1350,11 @@ public final class Tensor implements AutoCloseable {
       throw new InvalidArgumentException("dtype", dtype(), "integers; or call toFloatArray()");
     }
     long[] result = new long[arrayLength()];
+    if (!device.isCpu()) {
+      try (Tensor onHost = to(Device.cpu())) {
+        return onHost.toLongArray();
+      }
+    }
     MemorySegment from = open();
     try {
       long innerStride = Elements.innerStride(layout);
@@ -1019,6 +1398,14 @@ public final class Tensor implements AutoCloseable {
       return;
     }
     int uses = memory.close();
+    if (uses > 0 && memory.graphs() > 0) {
+      throw new InUseException(
+          "close: "
+              + describe()
+              + " is used by "
+              + memory.graphs()
+              + " graph(s); close them first");
+    }
     if (uses > 0) {
       throw new InUseException(
           "close: "
@@ -1037,6 +1424,58 @@ public final class Tensor implements AutoCloseable {
   /** The address of the first element; valid between {@link #acquire} and {@link #release}. */
   long address() {
     return memory.address() + offset;
+  }
+
+  /** The memory, which views share. */
+  Allocation memory() {
+    return memory;
+  }
+
+  /** The same as what streams use; null for ordinary host memory. */
+  @Nullable GpuMemory onGpu() {
+    return onGpu;
+  }
+
+  /** A host tensor of the same layout, gaps included. */
+  Tensor hostImage() {
+    Allocation image = HostMemory.allocate(layout.extentBytes(), false);
+    if (image == null) {
+      throw new OutOfMemoryException(
+          layout + ": " + layout.extentBytes() + " bytes of host memory could not be had");
+    }
+    return onHost(image, layout);
+  }
+
+  /** A view of all bytes from the first to past the last element. */
+  Tensor allOfIt() {
+    Layout all = Layout.dense(DType.UINT8, Shape.of(layout.extentBytes()));
+    return new Tensor(device, memory, onGpu, offset, all, true);
+  }
+
+  /**
+   * Enters a call that queues work with this tensor.
+   *
+   * @param stream where to; null on the CPU
+   */
+  void acquire(String name, @Nullable Stream stream) {
+    acquire(name);
+    if (stream != null) {
+      try {
+        note(stream);
+      } catch (RuntimeException | Error e) {
+        release();
+        throw e;
+      }
+    }
+  }
+
+  private void note(Stream stream) {
+    Capture capture = stream.capture();
+    if (capture != null) {
+      capture.keep(this);
+    } else if (onGpu != null) {
+      onGpu.use(stream);
+    }
   }
 
   /** Enters a native call with this tensor as its argument {@code name}. */
@@ -1085,7 +1524,7 @@ public final class Tensor implements AutoCloseable {
   }
 
   private String describe() {
-    return "Tensor[" + layout + "]";
+    return "Tensor[" + layout + (device.isCpu() ? "" : " " + device) + "]";
   }
 
   /**
@@ -1102,21 +1541,24 @@ public final class Tensor implements AutoCloseable {
     StringJoiner values =
         new StringJoiner(", ", head + ": ", elements() > PREVIEW ? ", ...]" : "]");
     values.setEmptyValue(head + "]");
-    MemorySegment from = segment();
-    for (long i = 0; i < Math.min(PREVIEW, elements()); i++) {
-      values.add(preview(from, i));
+    try {
+      for (long i = 0; i < Math.min(PREVIEW, elements()); i++) {
+        values.add(preview(i));
+      }
+    } catch (FlareException e) {
+      return head + ": " + e.getMessage() + "]"; // a GPU that is lost, or capturing
     }
     return values.toString();
   }
 
-  private String preview(MemorySegment from, long ordinal) {
-    long at = 0;
+  private String preview(long ordinal) {
+    long[] index = new long[rank()];
     long rest = ordinal;
     for (int i = rank() - 1; i >= 0; i--) {
-      at += rest % layout.dim(i) * layout.stride(i);
+      index[i] = rest % layout.dim(i);
       rest /= layout.dim(i);
     }
-    double value = Elements.get(from, dtype(), at);
+    double value = get(index);
     return dtype().isFloating() ? Float.toString((float) value) : Long.toString((long) value);
   }
 }

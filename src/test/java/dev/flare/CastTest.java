@@ -29,6 +29,8 @@ class CastTest {
               .set(CastParams.DST_STRIDE, 0, 1);
       Once.run(
           Operation.CAST,
+          Device.cpu(),
+          null,
           params,
           Once.argument("src", CastParams.SRC, from),
           Once.argument("dst", CastParams.DST, result));

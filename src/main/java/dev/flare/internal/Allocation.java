@@ -2,127 +2,183 @@ package dev.flare.internal;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
-import java.lang.invoke.MethodHandles;
-import java.lang.invoke.VarHandle;
 import java.util.Objects;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.jspecify.annotations.Nullable;
 
 /**
- * A block of host memory with one owner, kept open by the calls that use it.
+ * A block of memory with one owner, kept open by the calls that use it.
  *
  * <p>Any thread may use or close it. {@link #close} never frees under a call in flight: it reports
  * the call instead.
  */
-public final class Allocation {
-  private static final int CLOSED = -1;
-  private static final VarHandle USES;
+public final class Allocation extends Lease {
+  /** Where memory that no GPU allocated counts. */
+  public static final int HOST = -1;
 
-  static {
-    try {
-      USES = MethodHandles.lookup().findVarHandle(Allocation.class, "uses", int.class);
-    } catch (ReflectiveOperationException e) {
-      throw new ExceptionInInitializerError(e);
+  private final int space;
+  private final long address;
+  private final long bytes;
+  private final @Nullable MemorySegment segment;
+  private final @Nullable Owner owner;
+  private final boolean counted; // as memory that flare holds
+  private final AtomicInteger graphs = new AtomicInteger();
+
+  /** Frees memory. */
+  public interface Owner {
+    /**
+     * Frees it.
+     *
+     * @return false if somebody reads or copies it right now; it stays open then, as it does when
+     *     this throws
+     */
+    boolean free();
+  }
+
+  private Allocation(
+      int space,
+      long address,
+      long bytes,
+      @Nullable MemorySegment segment,
+      @Nullable Owner owner,
+      boolean counted) {
+    this.space = space;
+    this.address = address;
+    this.bytes = bytes;
+    this.segment = segment;
+    this.owner = owner;
+    this.counted = counted;
+    if (counted) {
+      Tracking.opened(this);
     }
   }
 
-  private final MemorySegment segment;
-  private final long address;
-  private final @Nullable Arena arena;
-
-  @SuppressWarnings("UnusedVariable") // through USES
-  private volatile int uses; // calls in flight, or CLOSED
-
-  private volatile @Nullable Throwable closeSite;
-
-  private Allocation(MemorySegment segment, @Nullable Arena arena) {
-    this.segment = segment;
-    this.address = segment.address();
-    this.arena = arena;
-  }
-
   /**
-   * Memory that closes with {@code arena}, which belongs to this allocation from now on.
+   * Host memory that closes with {@code arena}, which belongs to this allocation from now on.
    *
    * @param segment all of the memory
    * @param arena a shared arena
    */
   public static Allocation owned(MemorySegment segment, Arena arena) {
-    Allocation allocation = new Allocation(segment, Objects.requireNonNull(arena));
-    Tracking.opened(allocation, segment.byteSize());
-    return allocation;
+    Objects.requireNonNull(arena);
+    return owned(segment, () -> close(arena));
   }
 
-  /** Memory of somebody else: closing this allocation ends its use and frees nothing. */
+  /** Host memory that {@code owner} frees. */
+  public static Allocation owned(MemorySegment segment, Owner owner) {
+    return new Allocation(HOST, segment.address(), segment.byteSize(), segment, owner, true);
+  }
+
+  /** Host memory of somebody else: closing this allocation ends its use and frees nothing. */
   public static Allocation borrowed(MemorySegment segment) {
-    return new Allocation(segment, null);
+    return new Allocation(HOST, segment.address(), segment.byteSize(), segment, null, false);
   }
 
-  /** The memory itself; alive for sure only between {@link #acquire} and {@link #release}. */
+  /**
+   * Memory of a GPU: an address that Java must never follow.
+   *
+   * @param space the GPU's ordinal
+   */
+  public static Allocation onDevice(int space, long address, long bytes, Owner owner) {
+    return new Allocation(space, address, bytes, null, owner, true);
+  }
+
+  /** A GPU's memory that belongs to somebody else, whom {@code owner} tells when it is closed. */
+  public static Allocation borrowedOnDevice(int space, long address, long bytes, Owner owner) {
+    return new Allocation(space, address, bytes, null, owner, false);
+  }
+
+  private static boolean close(Arena arena) {
+    try {
+      arena.close();
+      return true;
+    } catch (IllegalStateException e) {
+      // Somebody reads or copies through the segment right now: as good as a call in flight.
+      return false;
+    }
+  }
+
+  /**
+   * Host memory itself; alive for sure only between {@link #acquire} and {@link #release}.
+   *
+   * @throws IllegalStateException if this is a GPU's memory
+   */
   public MemorySegment segment() {
+    if (segment == null) {
+      throw new IllegalStateException("memory of a GPU can't be reached from Java");
+    }
     return segment;
+  }
+
+  /** Whether the memory can't be written to. */
+  public boolean isReadOnly() {
+    return segment != null && segment.isReadOnly();
   }
 
   public long address() {
     return address;
   }
 
-  public boolean isOwned() {
-    return arena != null;
+  public long bytes() {
+    return bytes;
   }
 
+  /** The ordinal of the GPU that it counts for, or {@link #HOST}. */
+  public int space() {
+    return space;
+  }
+
+  @Override
   public boolean isOpen() {
-    return uses != CLOSED && segment.scope().isAlive();
+    return super.isOpen() && (segment == null || segment.scope().isAlive());
   }
 
-  /** Where it was closed, if it is and that is recorded. */
-  public @Nullable Throwable closeSite() {
-    return closeSite;
-  }
-
-  /**
-   * Enters a call that uses the memory.
-   *
-   * @return false if the memory is closed; else {@link #release} must follow
-   */
+  @Override
   public boolean acquire() {
-    for (int n = uses; n != CLOSED; n = uses) {
-      if (USES.compareAndSet(this, n, n + 1)) {
-        // Only a lender can end the life of memory that isn't ours, or keep it to one thread.
-        if (arena == null
-            && !(segment.scope().isAlive() && segment.isAccessibleBy(Thread.currentThread()))) {
-          release();
-          return false;
-        }
-        return true;
-      }
+    if (!super.acquire()) {
+      return false;
     }
-    return false;
+    // Only a lender can end the life of memory that isn't ours, or keep it to one thread.
+    if (owner == null
+        && segment != null
+        && !(segment.scope().isAlive() && segment.isAccessibleBy(Thread.currentThread()))) {
+      release();
+      return false;
+    }
+    return true;
   }
 
-  public void release() {
-    USES.getAndAdd(this, -1);
+  /** Keeps the memory open for a graph; false if it is closed. */
+  public boolean retain() {
+    if (!acquire()) {
+      return false;
+    }
+    graphs.incrementAndGet();
+    return true;
   }
 
-  /**
-   * Closes the memory unless a call uses it.
-   *
-   * @return calls in flight that keep it open; 0 when it is closed now or was before
-   */
-  public int close() {
-    if (USES.compareAndSet(this, 0, CLOSED)) {
-      if (arena != null) {
-        try {
-          arena.close();
-        } catch (IllegalStateException e) {
-          // Somebody reads or copies through the segment right now: as good as a call in flight.
-          uses = 0;
-          return 1;
-        }
-        Tracking.closed(this, segment.byteSize());
-      }
-      closeSite = Tracking.closeSite();
-      return 0;
+  /** Ends what {@link #retain} began. */
+  public void unretain() {
+    graphs.decrementAndGet();
+    release();
+  }
+
+  /** How many graphs keep it open. */
+  public int graphs() {
+    return graphs.get();
+  }
+
+  @Override
+  protected boolean free() {
+    if (owner == null) {
+      return true;
     }
-    return Math.max(0, uses);
+    if (!owner.free()) {
+      return false;
+    }
+    if (counted) {
+      Tracking.closed(this);
+    }
+    return true;
   }
 }

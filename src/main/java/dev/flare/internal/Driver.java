@@ -54,6 +54,18 @@ public final class Driver {
     return status;
   }
 
+  /**
+   * The driver's calls.
+   *
+   * @throws IllegalStateException if {@link #status} was not {@link Ready} before
+   */
+  public static CudaApi api() {
+    if (ready == null) {
+      throw new IllegalStateException("the CUDA driver has not been found");
+    }
+    return CudaDriver.INSTANCE;
+  }
+
   private static Status probe() {
     try (Arena arena = Arena.ofConfined()) {
       SymbolLookup.libraryLookup(LIBRARY, arena);

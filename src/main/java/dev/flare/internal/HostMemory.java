@@ -139,4 +139,36 @@ public final class HostMemory {
       }
     }
   }
+
+  /** Host memory that the driver allocated, as a segment that can be closed. */
+  public static final class Pinned {
+    private final MemorySegment segment;
+    private final Arena arena;
+
+    private Pinned(MemorySegment segment, Arena arena) {
+      this.segment = segment;
+      this.arena = arena;
+    }
+
+    public MemorySegment segment() {
+      return segment;
+    }
+
+    /** Ends access from Java; false if somebody reads or copies it right now. */
+    public boolean close() {
+      try {
+        arena.close();
+        return true;
+      } catch (IllegalStateException e) {
+        return false;
+      }
+    }
+  }
+
+  /** Makes memory at an address reachable; the caller gives it back after closing. */
+  @SuppressWarnings("MustBeClosedChecker") // Pinned closes it
+  public static Pinned at(long address, long bytes) {
+    Arena arena = Arena.ofShared();
+    return new Pinned(MemorySegment.ofAddress(address).reinterpret(bytes, arena, null), arena);
+  }
 }

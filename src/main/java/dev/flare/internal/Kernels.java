@@ -107,6 +107,11 @@ public final class Kernels {
     return status == flare_h.FLARE_ERROR_MEMORY();
   }
 
+  /** Whether a status says that the device's context is gone for good. */
+  public static boolean isContextLost(int status) {
+    return status == flare_h.FLARE_ERROR_CONTEXT();
+  }
+
   /** What the library says of its own ABI: structs, offsets, functions, constants. */
   public static String abi() {
     return NativeLibrary.text(flare_h.flare_abi());

@@ -15,23 +15,27 @@ import org.jspecify.annotations.Nullable;
  */
 public final class Tracking {
   private static final boolean ON = Boolean.getBoolean("flare.track");
-  private static final AtomicLong LIVE = new AtomicLong();
+  private static final Map<Integer, AtomicLong> LIVE = new ConcurrentHashMap<>();
   private static final Map<Allocation, Throwable> SITES = new ConcurrentHashMap<>();
 
   private Tracking() {}
 
-  static void opened(Allocation allocation, long bytes) {
-    LIVE.addAndGet(bytes);
+  static void opened(Allocation allocation) {
+    live(allocation.space()).addAndGet(allocation.bytes());
     if (ON) {
       SITES.put(allocation, new Throwable("allocated here"));
     }
   }
 
-  static void closed(Allocation allocation, long bytes) {
-    LIVE.addAndGet(-bytes);
+  static void closed(Allocation allocation) {
+    live(allocation.space()).addAndGet(-allocation.bytes());
     if (ON) {
       SITES.remove(allocation);
     }
+  }
+
+  private static AtomicLong live(int space) {
+    return LIVE.computeIfAbsent(space, s -> new AtomicLong());
   }
 
   /** Where we are, if that is recorded. */
@@ -39,21 +43,24 @@ public final class Tracking {
     return ON ? new Throwable("closed here") : null;
   }
 
-  /** Host bytes that are allocated and not closed. */
-  public static long liveBytes() {
-    return LIVE.get();
+  /** Bytes of a GPU, or of the host, that are allocated and not closed. */
+  public static long liveBytes(int space) {
+    return live(space).get();
   }
 
   /** One line for each place in the caller's code that holds memory, the largest first. */
-  public static List<String> liveSites() {
+  public static List<String> liveSites(int space) {
     record Held(long count, long bytes) {}
     Map<String, Held> sites = new HashMap<>();
     SITES.forEach(
-        (allocation, site) ->
+        (allocation, site) -> {
+          if (allocation.space() == space) {
             sites.merge(
                 caller(site),
-                new Held(1, allocation.segment().byteSize()),
-                (a, b) -> new Held(a.count + b.count, a.bytes + b.bytes)));
+                new Held(1, allocation.bytes()),
+                (a, b) -> new Held(a.count + b.count, a.bytes + b.bytes));
+          }
+        });
     List<Map.Entry<String, Held>> sorted = new ArrayList<>(sites.entrySet());
     sorted.sort(Comparator.comparingLong(e -> -e.getValue().bytes));
     return sorted.stream()
