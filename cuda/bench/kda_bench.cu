@@ -1,7 +1,6 @@
 // KDA on one GPU: median times with L2 flushed, next to the compulsory bytes. Includes the kernels to time prepare and
 // recurrence apart.
-//   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu -o kda_bench
-#include "../src/kda/decode.cu"
+//   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu src/kda/*_sm80.cu -o kda_bench
 #include "../src/kda/forward_sm90.cu"
 #include "kda_support.cuh"
 
@@ -12,6 +11,12 @@ using namespace kda_test;
 namespace {
 
 Buffer* flush = nullptr;
+
+int32_t sm_count() {
+    int count = 0;
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0), "attribute");
+    return count;
+}
 
 template <typename F>
 double median_ms(const F& launch, int repeats = 11) {
@@ -53,6 +58,15 @@ void bench_forward(const char* name, const Case& c) {
                 name, whole, prepare, v64, v128, gigabytes / whole, gigabytes / 4.27);
 }
 
+// The kernels for any card, on the same inputs.
+void bench_portable(const char* name, const Case& c) {
+    Inputs in(c);
+    Buffer workspace(kda_forward_sm80_workspace(in.p));
+    const double ms = median_ms(
+        [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm80(in.p, sm_count(), workspace.data, nullptr)), "portable"); });
+    std::printf("portable %-25s %7.3f ms\n", name, ms);
+}
+
 void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout) {
     Case c;
     c.batch = batch;
@@ -63,7 +77,7 @@ void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout
     Inputs in(c);
     KdaParams p = in.p;
     p.final_state = in.initial->data;
-    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode(p, nullptr)), "decode"); }, 21);
+    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, sm_count(), nullptr)), "decode"); }, 21);
     const double gigabytes = 1e-9 * batch * 32 * (32768.0 * element_bytes(state) + tokens * 1282.0);
     std::printf("decode B=%-4ld T=%ld %s %s  %8.1f us  %.2f TB/s\n", static_cast<long>(batch),
                 static_cast<long>(tokens), state == DType::kFp32 ? "fp32" : "bf16",
@@ -110,6 +124,12 @@ int main(int argc, char**) {
     Case soft = row(1, 8192, 96);
     soft.gate = Gate::kSoftplus;
     bench_forward("8192, 96, 1, softplus", soft);
+    bench_portable("8192, 96, 1", row(1, 8192, 96));
+    bench_portable("8192, 96, 6 mixed", row(1, 8192, 96, mixed));
+    bench_portable("8192, 96, 8x1024", row(1, 8192, 96, std::vector<int64_t>(8, 1024)));
+    bench_portable("8192, 64, 1", row(1, 8192, 64));
+    bench_portable("8192, 16, 1", row(1, 8192, 16));
+    bench_portable("8192, 96, 1, softplus", soft);
     for (int64_t batch : {1, 64, 256}) {
         bench_decode(batch, 1, DType::kFp32, StateLayout::kVK);
     }

@@ -1,4 +1,5 @@
 // KDA kernels against the float64 recurrence on one Hopper GPU. Prints a line per case; returns 1 on a miss.
+// ./kda_sm90 runs the Hopper kernels, ./kda_sm90 portable those for any card.
 //   nvcc -std=c++17 -O2 -Isrc -gencode arch=compute_90a,code=sm_90a tests/kda_sm90.cu src/kda/*.cu -o kda_sm90
 #include "kda_support.cuh"
 
@@ -7,6 +8,7 @@ using namespace kda_test;
 namespace {
 
 int failures = 0;
+bool portable = false;  // the sm_80 kernels instead of the Hopper ones
 
 void report(const std::string& name, bool pass, const std::string& detail) {
     std::printf("%s %-34s %s\n", pass ? "ok  " : "FAIL", name.c_str(), detail.c_str());
@@ -20,16 +22,18 @@ std::string text(const char* format, double a, double b = 0.0) {
 }
 
 void run_forward(const KdaParams& p) {
-    const char* refusal = kda_forward_sm90_refusal(p);
+    const char* refusal = portable ? kda_forward_sm80_refusal(p) : kda_forward_sm90_refusal(p);
     if (refusal != nullptr) {
         std::printf("FAIL refused: %s\n", refusal);
         ++failures;
         return;
     }
-    const size_t bytes = kda_forward_sm90_workspace(p);
+    const size_t bytes = portable ? kda_forward_sm80_workspace(p) : kda_forward_sm90_workspace(p);
     Buffer workspace(bytes);
     workspace.poison();
-    check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, workspace.data, bytes, nullptr)), "forward");
+    check(static_cast<cudaError_t>(portable ? launch_kda_forward_sm80(p, 132, workspace.data, nullptr)
+                                            : launch_kda_forward_sm90(p, workspace.data, bytes, nullptr)),
+          "forward");
     check(cudaDeviceSynchronize(), "forward");
 }
 
@@ -241,11 +245,11 @@ void test_decode(const Case& c) {
     Reference ref(c, in.p);
     KdaParams p = in.p;
     p.final_state = in.initial->data;  // in place
-    if (const char* refusal = kda_decode_refusal(p)) {
+    if (const char* refusal = kda_decode_sm80_refusal(p)) {
         report(c.name, false, refusal);
         return;
     }
-    check(static_cast<cudaError_t>(launch_kda_decode(p, nullptr)), "decode");
+    check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, 132, nullptr)), "decode");
     check(cudaDeviceSynchronize(), "decode");
     const double out_error = relative_error(in.out->data, c.dtype, static_cast<double*>(ref.out->data), c.rows(),
                                             c.heads_v * 128, in.p.out_stride.token);
@@ -283,7 +287,7 @@ void test_decode_slots() {
     p.num_accepted = accepted_buffer.data;
     p.padding_slot = -1;
     p.index64 = 1;
-    check(static_cast<cudaError_t>(launch_kda_decode(p, nullptr)), "decode");
+    check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, 132, nullptr)), "decode");
     check(cudaDeviceSynchronize(), "decode");
     double out_error = 0.0;
     double state_error = 0.0;
@@ -583,7 +587,9 @@ std::vector<Case> decode_cases() {
 
 }  // namespace
 
-int main() {
+// With the argument "portable": the kernels for any card.
+int main(int argc, char** argv) {
+    portable = argc > 1 && std::string(argv[1]) == "portable";
     test_reference();
     for (const Case& c : forward_cases()) {
         test_case(c);

@@ -27,7 +27,7 @@ struct KdaParams {
     const void* k;         // [B, T, H, K]
     const void* v;         // [B, T, HV, V]
     const void* g;         // [B, T, HV, K]
-    const void* beta;      // [B, T, HV]
+    const void* beta;      // [B, T, HV], or [B, T, HV, V] if beta_per_channel
     const float* a_log;    // [HV]; null: exp(a_log) = 1
     const float* dt_bias;  // [HV, K] dense; null: 0
     void* out;             // [B, T, HV, V]
@@ -39,6 +39,7 @@ struct KdaParams {
     Gate gate;
     BetaActivation beta_activation;
     int32_t qk_l2norm;
+    int32_t beta_per_channel;
     float lower_bound;
     float scale;
 
@@ -70,7 +71,7 @@ struct KdaParams {
     int64_t checkpoint_interval;  // a multiple of 64; 0: none
     DType checkpoint_dtype;
 
-    // Decode only. slots [N] or [N, slots_per_sequence]: see launch_kda_decode.
+    // state_slots [N, slots_per_sequence]. More than one, in decode: see launch_kda_decode_sm80.
     int64_t slots_stride_n;
     int64_t slots_per_sequence;
     const void* num_accepted;
@@ -83,12 +84,22 @@ size_t kda_forward_sm90_workspace(const KdaParams& params);
 const char* kda_forward_sm90_refusal(const KdaParams& params);
 const char* kda_forward_sm90_name(const KdaParams& params);
 
+// Forward on any card, chunked: K a multiple of 8 up to 128, V a multiple of 8, 16-bit q, k, v. The same conventions as above.
+int32_t launch_kda_forward_sm80(const KdaParams& params, int32_t sm_count, void* workspace, cudaStream_t stream);
+size_t kda_forward_sm80_workspace(const KdaParams& params);
+const char* kda_forward_sm80_refusal(const KdaParams& params);
+const char* kda_forward_sm80_name(const KdaParams& params);
+
 // One or a few tokens per sequence on a pool of states (final_state; initial_state is read, and may be the same
 // memory). slots_per_sequence = 1: the state is read before the first and written after the last token. Otherwise it is
 // written after every token t to slots[n][t], and the start state is slots[n][num_accepted[n] - 1] (slots[n][0] without
-// num_accepted).
-int32_t launch_kda_decode(const KdaParams& params, cudaStream_t stream);
-const char* kda_decode_refusal(const KdaParams& params);
-const char* kda_decode_name(const KdaParams& params);
+// num_accepted). K = 64 or 128, V a multiple of 16.
+int32_t launch_kda_decode_sm80(const KdaParams& params, int32_t sm_count, cudaStream_t stream);
+const char* kda_decode_sm80_refusal(const KdaParams& params);
+const char* kda_decode_sm80_name(const KdaParams& params);
+
+// The recurrence token by token for everything else: forward and decode, K <= 512, every dtype, stride, alignment and option.
+int32_t launch_kda_recurrent_sm80(const KdaParams& params, cudaStream_t stream);
+const char* kda_recurrent_sm80_refusal(const KdaParams& params);
 
 }  // namespace flare::kda

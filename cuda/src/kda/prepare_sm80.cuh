@@ -1,0 +1,572 @@
+// Prepare: everything of a chunk that does not depend on the state, for all chunks in parallel. K up to kK, the rest zeros.
+//
+// Two warps per chunk, 16 tokens each; two chunks per block. All products run on tensor cores with no bound on the
+// gate. For a pair of rows i > j of a 16-row block let s be the level (1, 2, 4, 8) at which i/s and j/s are neighbours
+// with i/s odd. With the end of the even half as anchor both exp(G_i - G_anchor) and exp(G_anchor - G_j) are <= 1, and
+// no anchor lies behind the row that it serves, so later gates cannot change earlier bits. One m16n8k8 (tf32) per level
+// and 8 channels does all pairs of that level: A holds the odd-half rows, of k in rows 0-7 and of q in rows 8-15, B the
+// even-half rows of k.
+//
+// Lane (g, t) owns rows g and 15 - g: their indices are bit complements, so at each level one is the odd-half row and
+// the other the even-half row and operands are built from the lane's own registers. Prefix (pre) and suffix (suf) decay
+// products double per level with one shuffle per element.
+//
+// tf32 because rounding L and A's operands to 16 bits is what limits accuracy when keys are nearly collinear; it also
+// packs nothing.
+//
+// Per pair of warps, shared memory: transposed L and A (fp32 32 x 36), decay totals, block 0's restored keys and block
+// 1's decayed queries (double-buffered by channel group), norms and beta. The inputs are staged by cp.async, all of a
+// chunk in flight at once. Named barrier 1 + pair, 64 threads: after each channel group, after the norms, after L.
+#pragma once
+
+#include "kda/chunk_sm80.cuh"
+#include "ptx/ldst.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/sync.cuh"
+#include "tile/fragment.cuh"
+
+namespace flare::kda::sm80 {
+
+inline constexpr int kPrepareThreads = 128;
+inline constexpr int kPreparePairs = 2;
+inline constexpr int kMatrixPitch = 36;
+
+template <int kK>
+struct PrepareShared {
+    struct Pair {
+        // [buffer][block][row r1, r2][four channels][lane], tf32: block 0's k * exp(G_15 - G), block 1's q * exp(G).
+        uint4 exchange[2][2][2][2][32];
+        float total[2][2][32];  // [buffer][block][channel of the group]
+        float norm_k[kChunk];
+        float norm_q[kChunk];
+        float beta[kChunk];
+    } pair[kPreparePairs];
+    struct Matrices {
+        float l_transposed[kChunk][kMatrixPitch];  // [column][row] of beta_i P_ij
+        float a[kChunk][kMatrixPitch];
+    };
+    // k, q and 16-bit gates of the whole chunk, 16 bytes a lane: [warp][channel group][tensor, row][lane]. Each lane
+    // copies what it reads. Once both warps are past them, the matrices of a pair take their place.
+    uint4 staged[2 * kPreparePairs][kK / 32][6][32];
+};
+static_assert(sizeof(PrepareShared<64>::Matrices) <= 2 * sizeof(PrepareShared<64>::staged[0]),
+              "the matrices fit the staged inputs of a pair");
+static_assert(3 * (sizeof(PrepareShared<128>) + 1024) <= 228 * 1024, "three blocks per SM on an H100, two on an A100");
+
+// Decays of eight channels of a row from its gates: `raw` when they are 16-bit, read here when fp32. 1 for a row past
+// the end. kBoundedOnly leaves the other gates out of the code: the instruction cache is a limit here.
+template <typename T, bool kBoundedOnly>
+__device__ __forceinline__ void decays(float (&decay)[8], const uint4& raw, const float* fp32_gates,
+                                       const GateConstants& gate, const float (&bias)[8], bool valid) {
+    if (fp32_gates == nullptr) {
+        unpack8<T>(decay, raw);
+    } else if (valid) {
+        const float4 low = __ldg(reinterpret_cast<const float4*>(fp32_gates));
+        const float4 high = __ldg(reinterpret_cast<const float4*>(fp32_gates) + 1);
+        decay[0] = low.x, decay[1] = low.y, decay[2] = low.z, decay[3] = low.w;
+        decay[4] = high.x, decay[5] = high.y, decay[6] = high.z, decay[7] = high.w;
+    }
+    if (kBoundedOnly || gate.gate == Gate::kBounded) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            decay[i] = bounded_gate_log2(gate, decay[i] + bias[i]);
+        }
+    } else if (gate.gate == Gate::kSoftplus) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            decay[i] = softplus_gate_log2(gate, decay[i] + bias[i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            decay[i] *= kLog2e;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        decay[i] = valid ? decay_from_log2(decay[i]) : 1.0f;
+    }
+}
+
+// pack(x * f) of eight channels.
+template <typename T>
+__device__ __forceinline__ void scale_pack(uint32_t (&r)[4], const float (&x)[8], const float (&f)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        r[i] = ptx::pack2<T>(x[2 * i] * f[2 * i], x[2 * i + 1] * f[2 * i + 1]);
+    }
+}
+
+// Adds one level's products to acc, then doubles the extent of the prefixes and suffixes. kLevel 0..3 is s = 1, 2,
+// 4, 8.
+template <typename T, int kLevel>
+__device__ __forceinline__ void level(float (&acc)[4], float (&pre)[2][8], float (&suf)[2][8], const float (&k)[2][8],
+                                      const uint4 (&q)[2], int g) {
+    constexpr int s = 1 << kLevel;
+    const bool first_odd = s < 8 && (g & s) != 0;  // row r1 = g is the odd-half row; else r2 = 15 - g is
+    float odd_q[8];
+    unpack8<T>(odd_q, {first_odd ? q[0].x : q[1].x, first_odd ? q[0].y : q[1].y, first_odd ? q[0].z : q[1].z,
+                       first_odd ? q[0].w : q[1].w});
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        uint32_t odd_k[2], odd_q32[2], even_k[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const float factor = first_odd ? pre[0][i + c] : pre[1][i + c];
+            odd_k[c] = ptx::round_tf32((first_odd ? k[0][i + c] : k[1][i + c]) * factor);
+            odd_q32[c] = ptx::round_tf32(odd_q[i + c] * factor);
+            const float even = first_odd ? k[1][i + c] : k[0][i + c];
+            // The suffix of a one-row half is 1, and a 16-bit value needs no rounding.
+            even_k[c] = kLevel == 0 ? __float_as_uint(even)
+                                    : ptx::round_tf32(even * (first_odd ? suf[1][i + c] : suf[0][i + c]));
+        }
+        ptx::mma_m16n8k8_tf32(acc, {odd_k[0], odd_q32[0], odd_k[1], odd_q32[1]}, even_k[0], even_k[1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float total1 = pre[0][i] * suf[0][i];
+        const float total2 = pre[1][i] * suf[1][i];
+        if constexpr (s == 8) {
+            suf[0][i] *= total2;
+            pre[1][i] *= total1;
+        } else {
+            const float sibling1 = __shfl_xor_sync(0xffffffffu, total1, 4 * s);
+            const float sibling2 = __shfl_xor_sync(0xffffffffu, total2, 4 * s);
+            if (first_odd) {
+                pre[0][i] *= sibling1;
+                suf[1][i] *= sibling2;
+            } else {
+                suf[0][i] *= sibling1;
+                pre[1][i] *= sibling2;
+            }
+        }
+    }
+}
+
+// The cheaper way where the gate is bounded, lower_bound >= kAnchorFreeBound: one product for the whole 16 x 16 block
+// with its first row as anchor. exp(-G) of the columns that count (0..14) stays below e^75, so keys up to 9e5 fit; tf32
+// has the exponent of fp32. acc[0..1] is k k^T and acc[2..3] q k^T, by column halves as in `cross`. Leaves the suffixes
+// in suf and the block's decay in total.
+inline constexpr float kAnchorFreeBound = -5.0f;
+
+template <typename T>
+__device__ __forceinline__ void anchor_free(float (&acc)[4][4], float (&pre)[2][8], float (&suf)[2][8],
+                                            float (&total)[8], const float (&k)[2][8], const uint4 (&q)[2], int g) {
+    constexpr int kStep = 4;
+    // Four channels at a time: all eight would keep too many registers alive.
+#pragma unroll
+    for (int i0 = 0; i0 < 8; i0 += kStep) {
+        float sum[2][kStep];
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            sum[0][i] = pre[0][i0 + i];
+            sum[1][i] = pre[1][i0 + i];
+        }
+#pragma unroll
+        for (int s = 1; s < 8; s *= 2) {
+            const bool first_odd = (g & s) != 0;
+#pragma unroll
+            for (int i = 0; i < kStep; ++i) {
+                const float sibling1 = __shfl_xor_sync(0xffffffffu, sum[0][i], 4 * s);
+                const float sibling2 = __shfl_xor_sync(0xffffffffu, sum[1][i], 4 * s);
+                pre[0][i0 + i] *= first_odd ? sibling1 : 1.0f;
+                pre[1][i0 + i] *= first_odd ? 1.0f : sibling2;
+                sum[0][i] *= sibling1;
+                sum[1][i] *= sibling2;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            pre[1][i0 + i] *= sum[0][i];
+            total[i0 + i] = sum[0][i] * sum[1][i];
+        }
+    }
+    const uint32_t q_words[2][4] = {{q[0].x, q[0].y, q[0].z, q[0].w}, {q[1].x, q[1].y, q[1].z, q[1].w}};
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        const float2 q0 = unpack2<T>(q_words[0][i / 2]);
+        const float2 q1 = unpack2<T>(q_words[1][i / 2]);
+        const uint32_t ak[4] = {ptx::round_tf32(k[0][i] * pre[0][i]), ptx::round_tf32(k[1][i] * pre[1][i]),
+                                ptx::round_tf32(k[0][i + 1] * pre[0][i + 1]),
+                                ptx::round_tf32(k[1][i + 1] * pre[1][i + 1])};
+        const uint32_t aq[4] = {ptx::round_tf32(q0.x * pre[0][i]), ptx::round_tf32(q1.x * pre[1][i]),
+                                ptx::round_tf32(q0.y * pre[0][i + 1]), ptx::round_tf32(q1.y * pre[1][i + 1])};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float inverse0 = ptx::rcp_approx(pre[half][i]);
+            const float inverse1 = ptx::rcp_approx(pre[half][i + 1]);
+            const uint32_t b0 = ptx::round_tf32(k[half][i] * inverse0);
+            const uint32_t b1 = ptx::round_tf32(k[half][i + 1] * inverse1);
+            ptx::mma_m16n8k8_tf32(acc[half], ak, b0, b1);
+            ptx::mma_m16n8k8_tf32(acc[2 + half], aq, b0, b1);
+            suf[half][i] = inverse0 * total[i];
+            suf[half][i + 1] = inverse1 * total[i + 1];
+        }
+    }
+}
+
+// Column `lane` of (I + L)^-1 by forward substitution in fp32, right-looking so that the updates of one step are
+// independent.
+__device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l_transposed)[kChunk][kMatrixPitch],
+                                             int lane) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+        x[i] = i == lane ? 1.0f : 0.0f;
+    }
+#pragma unroll
+    for (int m = 0; m < kChunk - 1; ++m) {
+#pragma unroll
+        for (int i4 = (m + 1) / 4; i4 < kChunk / 4; ++i4) {
+            const float4 l = *reinterpret_cast<const float4*>(&l_transposed[m][4 * i4]);
+            const float lv[4] = {l.x, l.y, l.z, l.w};
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                if (4 * i4 + r > m) {
+                    x[4 * i4 + r] = fmaf(-lv[r], x[m], x[4 * i4 + r]);
+                }
+            }
+        }
+    }
+}
+
+template <typename T, int kK, bool kAnchorFree>
+__global__ void __launch_bounds__(kPrepareThreads, 3)
+    kda_prepare_sm80_kernel(const __grid_constant__ KdaParams p, uint8_t* workspace) {
+    using Layout = ChunkLayout<kK>;
+    using Shared = PrepareShared<kK>;
+    extern __shared__ __align__(16) uint8_t smem_raw[];
+    Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int g = lane / 4;
+    const int t = lane % 4;
+    const int pair_idx = warp / 2;
+    const int block = warp % 2;  // which 16 tokens of the chunk
+    typename Shared::Pair& sm = shared.pair[pair_idx];
+
+    const uint32_t task = blockIdx.x * kPreparePairs + pair_idx;
+    const uint32_t heads =
+        static_cast<uint32_t>(p.heads_v);  // 32-bit: a 64-bit division costs about a hundred instructions
+    const uint32_t slot = task / heads;
+    const uint32_t head = task - slot * heads;
+    if (slot >= num_slots(p)) {
+        return;
+    }
+    const int64_t n = sequence_of_slot(p, slot);
+    const Sequence seq = locate_sequence(p, n);
+    const int64_t token0 = (slot - seq.first_slot) * kChunk;
+    if (token0 >= seq.tokens) {
+        return;
+    }
+    const int length = static_cast<int>(min(static_cast<int64_t>(kChunk), seq.tokens - token0));
+    const int64_t row0 = seq.first_token + token0;
+    const uint32_t head_qk = head / (heads / static_cast<uint32_t>(p.heads_qk));
+    uint8_t* const out = workspace + (head * num_slots(p) + slot) * Layout::kBlockBytes;
+    const uint32_t barrier = 1 + pair_idx;
+
+    const int rows[2] = {16 * block + g, 16 * block + 15 - g};
+    const bool valid[2] = {rows[0] < length, rows[1] < length};
+    // Uniform bases plus 32-bit offsets inside the chunk.
+    const T* const k_base =
+        static_cast<const T*>(p.k) + seq.batch * p.k_stride.batch + row0 * p.k_stride.token + head_qk * p.k_stride.head;
+    const T* const q_base =
+        static_cast<const T*>(p.q) + seq.batch * p.q_stride.batch + row0 * p.q_stride.token + head_qk * p.q_stride.head;
+    const int64_t g_base = seq.batch * p.g_stride.batch + row0 * p.g_stride.token + head * p.g_stride.head;
+    int k_offset[2], q_offset[2], g_offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        k_offset[r] = rows[r] * static_cast<int>(p.k_stride.token) + 8 * t;
+        q_offset[r] = rows[r] * static_cast<int>(p.q_stride.token) + 8 * t;
+        g_offset[r] = rows[r] * static_cast<int>(p.g_stride.token) + 8 * t;
+    }
+    // beta first: kept in registers through the loop, its address would spill.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (t == 0) {
+            const int64_t offset =
+                seq.batch * p.beta_stride.batch + (row0 + rows[r]) * p.beta_stride.token + head * p.beta_stride.head;
+            sm.beta[rows[r]] = valid[r] ? activate_beta(p.beta_activation,
+                                                        load_scalar<T>(p.beta, offset, p.beta_dtype == DType::kFp32))
+                                        : 0.0f;
+        }
+    }
+    const GateConstants gate = gate_constants(p, head);
+
+    float acc[4][4] = {};    // per level: k k^T in 0, 1 and q k^T in 2, 3; or as anchor_free leaves it
+    float cross[2][4] = {};  // block 1 rows x block 0 columns, by column halves: k k^T in block 1, q k^T in block 0
+    float norm_k[2] = {}, norm_q[2] = {}, diagonal[2] = {};
+
+#pragma unroll
+    for (int group = 0; group < kK / 32; ++group) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const uint32_t staged = ptx::smem_addr(&shared.staged[warp][group][r][lane]);
+            // Rows past the end and channels past K become zeros and are not read.
+            const bool there = valid[r] && 32 * group + 8 * t < p.head_dim_k;
+            const uint32_t bytes = there ? 16 : 0;
+            ptx::cp_async_16(staged, there ? k_base + k_offset[r] + 32 * group : p.k, bytes);
+            ptx::cp_async_16(staged + 1024, there ? q_base + q_offset[r] + 32 * group : p.q, bytes);
+            if (p.gate_dtype != DType::kFp32) {
+                ptx::cp_async_16(staged + 2048,
+                                 there ? static_cast<const T*>(p.g) + g_base + g_offset[r] + 32 * group : p.g, bytes);
+            }
+        }
+        ptx::cp_async_commit();
+    }
+#pragma unroll 1
+    for (int group = 0; group < kK / 32; ++group) {
+        const int channel = 32 * group + 8 * t;
+        const int pending = kK / 32 - 1 - group;
+        if (pending == 3) {
+            ptx::cp_async_wait<3>();
+        } else if (pending == 2) {
+            ptx::cp_async_wait<2>();
+        } else if (pending == 1) {
+            ptx::cp_async_wait<1>();
+        } else {
+            ptx::cp_async_wait<0>();
+        }
+        const bool inside = channel < p.head_dim_k;  // channels beyond are zeros that never decay
+        float kf[2][8];
+        uint4 q[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            unpack8<T>(kf[r], shared.staged[warp][group][r][lane]);
+            q[r] = shared.staged[warp][group][2 + r][lane];
+        }
+        float bias[8] = {};
+        if (p.dt_bias != nullptr && inside) {
+            const float4* source = reinterpret_cast<const float4*>(p.dt_bias + head * p.head_dim_k + channel);
+            const float4 low = __ldg(source);
+            const float4 high = __ldg(source + 1);
+            bias[0] = low.x, bias[1] = low.y, bias[2] = low.z, bias[3] = low.w;
+            bias[4] = high.x, bias[5] = high.y, bias[6] = high.z, bias[7] = high.w;
+        }
+        float pre[2][8], suf[2][8];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            decays<T, kAnchorFree>(
+                pre[r], shared.staged[warp][group][4 + r][lane],
+                p.gate_dtype == DType::kFp32
+                    ? static_cast<const float*>(p.g) + g_base + rows[r] * static_cast<int>(p.g_stride.token) + channel
+                    : nullptr,
+                gate, bias, valid[r] && inside);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                suf[r][i] = 1.0f;
+            }
+        }
+        float total[8];
+        if constexpr (kAnchorFree) {
+            anchor_free<T>(acc, pre, suf, total, kf, q, g);
+        } else {
+            level<T, 0>(acc[0], pre, suf, kf, q, g);
+            level<T, 1>(acc[1], pre, suf, kf, q, g);
+            level<T, 2>(acc[2], pre, suf, kf, q, g);
+            level<T, 3>(acc[3], pre, suf, kf, q, g);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                total[i] = pre[0][i] * suf[0][i];
+            }
+        }
+
+        // Hand the block's total decay and its operand of the cross product to the other warp.
+        const int buffer = group % 2;
+        if (g == 0) {
+            float4* own = reinterpret_cast<float4*>(&sm.total[buffer][block][8 * t]);
+            own[0] = {total[0], total[1], total[2], total[3]};
+            own[1] = {total[4], total[5], total[6], total[7]};
+        }
+        float qf[2][8];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            unpack8<T>(qf[r], q[r]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                norm_k[r] = fmaf(kf[r][i], kf[r][i], norm_k[r]);
+                norm_q[r] = fmaf(qf[r][i], qf[r][i], norm_q[r]);
+                diagonal[r] = fmaf(qf[r][i], kf[r][i], diagonal[r]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            uint32_t rounded[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                rounded[i] = ptx::round_tf32(block == 0 ? kf[r][i] * suf[r][i] : qf[r][i] * pre[r][i]);
+            }
+            sm.exchange[buffer][block][r][0][lane] = {rounded[0], rounded[1], rounded[2], rounded[3]};
+            sm.exchange[buffer][block][r][1][lane] = {rounded[4], rounded[5], rounded[6], rounded[7]};
+        }
+        ptx::named_barrier_sync(barrier, 64);
+
+        float other[8];
+        {
+            const float4* source = reinterpret_cast<const float4*>(&sm.total[buffer][1 - block][8 * t]);
+            const float4 low = source[0];
+            const float4 high = source[1];
+            other[0] = low.x, other[1] = low.y, other[2] = low.z, other[3] = low.w;
+            other[4] = high.x, other[5] = high.y, other[6] = high.z, other[7] = high.w;
+        }
+        // Rows of block 1 against columns of block 0: block 1's warp does k k^T, block 0's q k^T.
+#pragma unroll
+        for (int quarter = 0; quarter < 2; ++quarter) {
+            const uint4 b0 = sm.exchange[buffer][0][0][quarter][lane];
+            const uint4 b1 = sm.exchange[buffer][0][1][quarter][lane];
+            uint4 a0, a1;
+            if (block == 1) {
+                const int i = 4 * quarter;
+                a0 = {ptx::round_tf32(kf[0][i] * pre[0][i]), ptx::round_tf32(kf[0][i + 1] * pre[0][i + 1]),
+                      ptx::round_tf32(kf[0][i + 2] * pre[0][i + 2]), ptx::round_tf32(kf[0][i + 3] * pre[0][i + 3])};
+                a1 = {ptx::round_tf32(kf[1][i] * pre[1][i]), ptx::round_tf32(kf[1][i + 1] * pre[1][i + 1]),
+                      ptx::round_tf32(kf[1][i + 2] * pre[1][i + 2]), ptx::round_tf32(kf[1][i + 3] * pre[1][i + 3])};
+            } else {
+                a0 = sm.exchange[buffer][1][0][quarter][lane];
+                a1 = sm.exchange[buffer][1][1][quarter][lane];
+            }
+            ptx::mma_m16n8k8_tf32(cross[0], {a0.x, a1.x, a0.y, a1.y}, b0.x, b0.y);
+            ptx::mma_m16n8k8_tf32(cross[1], {a0.x, a1.x, a0.y, a1.y}, b1.x, b1.y);
+            ptx::mma_m16n8k8_tf32(cross[0], {a0.z, a1.z, a0.w, a1.w}, b0.z, b0.w);
+            ptx::mma_m16n8k8_tf32(cross[1], {a0.z, a1.z, a0.w, a1.w}, b1.z, b1.w);
+        }
+        if (block == 1) {
+            if (g == 0) {
+                float4* decay = reinterpret_cast<float4*>(out + Layout::kOffsetDecay + 4 * channel);
+                decay[0] = {total[0] * other[0], total[1] * other[1], total[2] * other[2], total[3] * other[3]};
+                decay[1] = {total[4] * other[4], total[5] * other[5], total[6] * other[6], total[7] * other[7]};
+            }
+        }
+        // Factors over the whole chunk: block 1's prefixes start at the chunk, block 0's suffixes reach its end.
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (block == 1) {
+                    pre[r][i] *= other[i];
+                } else {
+                    suf[r][i] *= other[i];
+                }
+            }
+            const uint32_t piece = ((group % 2) * 4 + t) ^ (rows[r] & 7);
+            uint8_t* const row = out + (group / 2) * 4096 + rows[r] * 128 + piece * 16;
+            uint32_t packed[4];
+            scale_pack<T>(packed, kf[r], pre[r]);
+            ptx::st_global_v4(row + Layout::kOffsetKd, packed);
+            scale_pack<T>(packed, qf[r], pre[r]);
+            ptx::st_global_v4(row + Layout::kOffsetQd, packed);
+            scale_pack<T>(packed, kf[r], suf[r]);
+            ptx::st_global_v4(row + Layout::kOffsetKr, packed);
+        }
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        norm_k[r] = tile::quad_sum(norm_k[r]);
+        norm_q[r] = tile::quad_sum(norm_q[r]);
+        diagonal[r] = tile::quad_sum(diagonal[r]);
+        if (t == 0) {
+            const float nk = p.qk_l2norm != 0 ? rsqrtf(norm_k[r] + kNormEpsilon) : 1.0f;
+            const float nq = p.scale * (p.qk_l2norm != 0 ? rsqrtf(norm_q[r] + kNormEpsilon) : 1.0f);
+            sm.norm_k[rows[r]] = nk;
+            sm.norm_q[rows[r]] = nq;
+            reinterpret_cast<float*>(out + Layout::kOffsetBeta)[rows[r]] = sm.beta[rows[r]];
+            reinterpret_cast<float*>(out + Layout::kOffsetNormK)[rows[r]] = nk;
+            reinterpret_cast<float*>(out + Layout::kOffsetNormQ)[rows[r]] = nq;
+        }
+    }
+    ptx::named_barrier_sync(barrier, 64);
+
+    typename Shared::Matrices& matrices = *reinterpret_cast<typename Shared::Matrices*>(&shared.staged[2 * pair_idx]);
+    if (t == 0) {
+        matrices.a[rows[0]][rows[0]] = diagonal[0];
+        matrices.a[rows[1]][rows[1]] = diagonal[1];
+    }
+    // Entry (i, j) of both matrices.
+    const auto put = [&](int i, int j, float kk, float qk) {
+        matrices.l_transposed[j][i] = sm.beta[i] * sm.norm_k[i] * sm.norm_k[j] * kk;
+        matrices.a[i][j] = qk;
+    };
+    if constexpr (kAnchorFree) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const int i = rows[c / 2];
+                const int j = 16 * block + (half == 0 ? 2 * t + c % 2 : 15 - (2 * t + c % 2));
+                if (i > j) {
+                    put(i, j, acc[half][c], acc[2 + half][c]);
+                }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int level_idx = 0; level_idx < 4; ++level_idx) {
+            const int s = 1 << level_idx;
+            const int odd = s < 8 && (g & s) != 0 ? g : 15 - g;
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int column = 2 * t + c;
+                const int even = s < 8 && (column & s) != 0 ? 15 - column : column;
+                if (odd / (2 * s) == even / (2 * s)) {
+                    put(16 * block + odd, 16 * block + even, acc[level_idx][c], acc[level_idx][2 + c]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int i = 16 + (c / 2 == 0 ? g : 15 - g);
+            const int j = half == 0 ? 2 * t + c % 2 : 15 - (2 * t + c % 2);
+            if (block == 1) {
+                matrices.l_transposed[j][i] = sm.beta[i] * sm.norm_k[i] * sm.norm_k[j] * cross[half][c];
+            } else {
+                matrices.a[i][j] = cross[half][c];
+            }
+        }
+    }
+    ptx::named_barrier_sync(barrier, 64);
+
+    // Rounded with error feedback: where neighbouring keys are nearly equal, sums of u over tokens telescope, and
+    // rounding errors that cancel in sums over rows of X, and over columns of A, are what keeps them exact.
+    if (block == 0) {
+        float x[kChunk];
+        solve_column(x, matrices.l_transposed, lane);
+        T* const tile_x = reinterpret_cast<T*>(out + Layout::kOffsetX);
+        float error = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+            const float exact = x[i] + error;
+            const T rounded = static_cast<T>(i >= lane ? exact : 0.0f);
+            error = i >= lane ? exact - static_cast<float>(rounded) : 0.0f;
+            tile_x[i * kChunk + (((lane / 8) ^ ((i / 2) % 4)) * 8) + lane % 8] = rounded;
+        }
+    } else {
+        uint4* const row = reinterpret_cast<uint4*>(out + Layout::kOffsetA + lane * 64);
+        float error = 0.0f;
+#pragma unroll
+        for (int piece = 0; piece < 4; ++piece) {
+            uint32_t packed[4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float4 values = *reinterpret_cast<const float4*>(&matrices.a[lane][8 * piece + 4 * half]);
+                const float exact[4] = {values.x, values.y, values.z, values.w};
+                float rounded[4];
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    const bool inside = 8 * piece + 4 * half + c <= lane;
+                    const float target = exact[c] + error;
+                    rounded[c] = inside ? static_cast<float>(static_cast<T>(target)) : 0.0f;
+                    error = inside ? target - rounded[c] : 0.0f;
+                }
+                packed[2 * half] = ptx::pack2<T>(rounded[0], rounded[1]);
+                packed[2 * half + 1] = ptx::pack2<T>(rounded[2], rounded[3]);
+            }
+            row[piece ^ ((lane / 2) % 4)] = {packed[0], packed[1], packed[2], packed[3]};
+        }
+    }
+}
+
+}  // namespace flare::kda::sm80
