@@ -7,7 +7,7 @@
 
 namespace flare::attention {
 
-enum class DType : int32_t { kBf16 = 0, kFp16 = 1, kFp8E4m3 = 2 };
+enum class DType : int32_t { kBf16 = 0, kFp16 = 1, kFp8E4m3 = 2, kFp32 = 3 };
 
 // Strides in elements; the last dimension is contiguous. With cu_seqlens the batch stride is unused.
 struct Strides {
@@ -20,7 +20,7 @@ struct FwdParams {
     const void* q;  // [B, Sq, Hq, D]   or [Tq, Hq, D] with cu_seqlens_q
     const void* k;  // [B, Sk, Hk, D]   or [Tk, Hk, D] with cu_seqlens_k, or [pages, page_size, Hk, D] with block_table
     const void* v;  // as k, last dimension Dv
-    void* o;        // as q, last dimension Dv; bf16 for fp8 inputs
+    void* o;        // as q, last dimension Dv, of type out_dtype
     float* lse;     // natural log, [B, Hq, Sq] or [Hq, Tq]; null when not wanted
 
     Strides q_stride;
@@ -29,7 +29,8 @@ struct FwdParams {
     Strides o_stride;
     Strides lse_stride;  // row stride 1 is what the packed layouts have
 
-    DType dtype;
+    DType dtype;  // of q, k, v
+    DType out_dtype;
     int32_t batch;
     int32_t heads_q;
     int32_t heads_kv;
@@ -51,14 +52,15 @@ struct FwdParams {
     int64_t alibi_batch_stride;
     const float* sink;  // [Hq], natural-log units, not scaled; null = off
 
-    // Lengths on the device, int32; null = dense.
+    // Lengths on the device; null = dense. Of int32, or of int64 with index64, which only the portable kernels take.
     const int32_t* cu_seqlens_q;  // [B + 1]
     const int32_t* cu_seqlens_k;  // [B + 1]
     const int32_t* seqused_q;     // [B]
     const int32_t* seqused_k;     // [B]
+    int32_t index64;
 
     // Paged K and V; null = contiguous.
-    const int32_t* block_table;  // [B, max_pages]
+    const int32_t* block_table;  // [B, max_pages], int64 with index64
     int64_t block_table_stride;
     int32_t page_size;
     int32_t num_pages;
@@ -69,6 +71,9 @@ struct FwdParams {
     const float* v_descale;
     int64_t descale_batch_stride;
     int64_t descale_head_stride;
+
+    int32_t num_splits;     // of the keys: 0 = automatic, n = exactly n
+    int32_t deterministic;  // 1: the result of a sequence doesn't depend on what else is in the batch
 
     int32_t sm_count;  // of the device that runs the launch
 };

@@ -51,8 +51,11 @@ struct Softmax {
     // unit: natural score per unit of s. Returns the factor of o; lse in natural log. sink (natural units) joins the
     // denominator; pass -inf for none.
     __device__ __forceinline__ float finish(int r, float unit, float sink, float& lse) const {
-        const float sum = tile::quad_sum(row_sum[r]);
-        const float max = row_max[r] * unit;
+        return normaliser(row_max[r] * unit, tile::quad_sum(row_sum[r]), sink, lse);
+    }
+
+    // From a row's maximum (natural units) and its sum of exp(score - maximum).
+    static __device__ __forceinline__ float normaliser(float max, float sum, float sink, float& lse) {
         const float total_max = fmaxf(max, sink);
         if (total_max == -INFINITY) {  // no visible key: sum is 0, or NaN when a NaN was seen
             lse = sum == 0.0f ? -INFINITY : sum;

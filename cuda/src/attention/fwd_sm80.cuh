@@ -1,0 +1,483 @@
+// Attention forward with mma.sync, cp.async and ldmatrix: o = softmax(scale q k^T) v, one tile of kBlockM query rows a block.
+//
+// Every warp owns 16 * kRowTiles query rows and all keys of a block: the softmax needs no other warp. Blocks of keys go from the
+// last to the first. One stage of K and V: V(n) is copied under S = Q K(n)^T, K(n - 1) under the softmax and O += P V(n); two
+// stages: block n - 1 is copied under all of block n, one barrier a block instead of two. Several blocks share an SM: one's softmax
+// runs under another's products.
+//
+// Shared memory (bytes), element size 2, tiles in the format of tile/smem_layout.cuh, filled by cp.async, read by ldmatrix:
+//   q    kBlockM * D * 2      also the way out of O: each warp writes and reads its own rows
+//   k    kStages * kBlockN * D * 2
+//   v    kStages * kBlockN * Dv * 2
+//
+// Barriers: __syncthreads after each wait for copies (they become visible to the other threads; all have left the stage that is
+// filled next).
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/ldst.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/mma_sync.cuh"
+#include "../tile/fragment.cuh"
+#include "../tile/smem_layout.cuh"
+#include "common_sm80.cuh"
+#include "softmax.cuh"
+
+namespace flare::attention {
+
+// kGeneral: padded head dimensions, pages, splits, softcap, ALiBi, any scale, several heads a tile, any output type.
+template <typename T_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_, int kStages_, int kBlocksPerSm_,
+          bool kGeneral_>
+struct Sm80Config {
+    using T = T_;
+    static constexpr int kHeadDim = kHeadDim_;
+    static constexpr int kHeadDimV = kHeadDimV_;
+    static constexpr int kBlockM = kBlockM_;
+    static constexpr int kBlockN = kBlockN_;
+    static constexpr int kWarps = kWarps_;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kStages = kStages_;
+    static constexpr int kBlocksPerSm = kBlocksPerSm_;
+    static constexpr bool kGeneral = kGeneral_;
+    static constexpr int kRowTiles = kBlockM / (16 * kWarps);
+    static constexpr tile::Swizzle kSwizzle =
+        kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? tile::Swizzle::k128 : tile::Swizzle::k64;
+    static constexpr int kSpan = static_cast<int>(tile::span_bytes(kSwizzle));
+    static constexpr int kPieces = kSpan / 16;                 // of 16 bytes in a span
+    static constexpr int kCopyRows = kThreads / kPieces;       // rows of one span that all threads copy at once
+    static constexpr int kStepsPerSpan = kSpan / 32;           // of 16 elements
+    static constexpr int kBytesQ = kBlockM * kHeadDim * 2;
+    static constexpr int kBytesK = kBlockN * kHeadDim * 2;
+    static constexpr int kBytesV = kBlockN * kHeadDimV * 2;
+    static constexpr int kSmemBytes = kBytesQ + kStages * (kBytesK + kBytesV);
+
+    static_assert(kBlockM % (16 * kWarps) == 0, "warps share the rows evenly");
+    static_assert(kBlockN % 16 == 0 && kBlockN % kCopyRows == 0 && kBlockM % kCopyRows == 0, "copies are whole passes");
+    static_assert(kCopyRows % 8 == 0, "the swizzle of a thread's piece is the same in all passes");
+    static_assert(kHeadDim % (kSpan / 2) == 0 && kHeadDimV % (kSpan / 2) == 0, "head dimensions are whole spans");
+    static_assert(kHeadDimV <= kHeadDim, "O leaves through the space of Q");
+};
+
+template <class Cfg>
+struct Sm80Forward {
+    using T = typename Cfg::T;
+    static constexpr int kScores = Cfg::kBlockN / 2;   // of a 16-row tile, per thread
+    static constexpr int kOutputs = Cfg::kHeadDimV / 2;
+    static constexpr int kRowTiles = Cfg::kRowTiles;
+
+    const Sm80Args& args;
+    Sm80Tile tile;
+    ScoreRule rule;
+    KeySource keys_k;
+    KeySource keys_v;
+    uint32_t smem_q;
+    uint32_t smem_k;
+    uint32_t smem_v;
+    int thread;
+    int lane;
+    int warp_row;  // first row of this warp in the tile
+
+    // This thread's rows (mt, r): their position on the key axis relative to first_key and the thread's first column.
+    int key_of_first;
+    int key_of_row[kRowTiles][2];  // kGeneral: rows of a group don't follow each other
+    float slope[kRowTiles][2];     // ALiBi, per unit
+
+    __device__ __forceinline__ int copy_row() const { return thread / Cfg::kPieces; }
+    __device__ __forceinline__ uint32_t copy_offset() const {
+        return tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(copy_row() * Cfg::kSpan + thread % Cfg::kPieces * 16));
+    }
+
+    // Fills a [kRows][kDim] tile: row(i) is where row i begins, null for a row of zeros; elements from `dim` on are zeros too.
+    template <int kRows, int kDim, typename Row>
+    __device__ __forceinline__ void copy_tile(uint32_t dst, int dim, Row row) const {
+        const int piece = thread % Cfg::kPieces;
+        dst += copy_offset();
+#pragma unroll
+        for (int pass = 0; pass < kRows / Cfg::kCopyRows; ++pass) {
+            const char* src = row(copy_row() + pass * Cfg::kCopyRows);
+#pragma unroll
+            for (int span = 0; span < kDim * 2 / Cfg::kSpan; ++span) {
+                const int byte = span * Cfg::kSpan + piece * 16;
+                const bool inside = src != nullptr && (!Cfg::kGeneral || byte < dim * 2);
+                ptx::cp_async_16(dst + span * kRows * Cfg::kSpan + pass * Cfg::kCopyRows * Cfg::kSpan,
+                                 inside ? src + byte : static_cast<const char*>(args.params.q), inside ? 16 : 0);
+            }
+        }
+    }
+
+    // The same without rows or elements that don't exist.
+    template <int kRows, int kDim>
+    __device__ __forceinline__ void copy_whole_tile(uint32_t dst, const char* src, int64_t row_bytes) const {
+        src += copy_row() * row_bytes + thread % Cfg::kPieces * 16;
+        dst += copy_offset();
+#pragma unroll
+        for (int pass = 0; pass < kRows / Cfg::kCopyRows; ++pass) {
+#pragma unroll
+            for (int span = 0; span < kDim * 2 / Cfg::kSpan; ++span) {
+                ptx::cp_async_16(dst + span * kRows * Cfg::kSpan + pass * Cfg::kCopyRows * Cfg::kSpan, src + span * Cfg::kSpan, 16);
+            }
+            src += Cfg::kCopyRows * row_bytes;
+        }
+    }
+
+    template <int kDim>
+    __device__ __forceinline__ void copy_keys(uint32_t dst, const KeySource& source, int dim, int n) const {
+        const int first = tile.first_key + n * Cfg::kBlockN;
+        if (!Cfg::kGeneral && first + Cfg::kBlockN <= tile.last_key) {
+            copy_whole_tile<Cfg::kBlockN, kDim>(dst, source.row(first), source.layout.row_bytes);
+        } else {
+            copy_tile<Cfg::kBlockN, kDim>(dst, dim, [&](int i) -> const char* {
+                const int key = first + i;
+                if (key >= tile.last_key) {
+                    return nullptr;
+                }
+                return Cfg::kGeneral ? source.row(KeyPlace::find(args, tile.batch, key)) : source.row(key);
+            });
+        }
+    }
+
+    __device__ __forceinline__ void copy_k(int n, int stage) const {
+        copy_keys<Cfg::kHeadDim>(smem_k + stage * Cfg::kBytesK, keys_k, args.params.head_dim, n);
+    }
+
+    __device__ __forceinline__ void copy_v(int n, int stage) const {
+        copy_keys<Cfg::kHeadDimV>(smem_v + stage * Cfg::kBytesV, keys_v, args.params.head_dim_v, n);
+    }
+
+    __device__ __forceinline__ void copy_q() const {
+        const FwdParams& p = args.params;
+        const char* base = static_cast<const char*>(p.q) + (tile.q_batch * p.q_stride.batch + tile.q_row * p.q_stride.row) * 2;
+        copy_tile<Cfg::kBlockM, Cfg::kHeadDim>(smem_q, p.head_dim, [&](int i) -> const char* {
+            if (i >= tile.count) {
+                return nullptr;
+            }
+            if (!Cfg::kGeneral) {
+                return base + ((tile.row0 + i) * p.q_stride.row + tile.head * p.q_stride.head) * 2;
+            }
+            const int token = tile.token(args, tile.row0 + i);
+            return base + (token * p.q_stride.row + tile.query_head(args, tile.row0 + i, token) * p.q_stride.head) * 2;
+        });
+    }
+
+    // Address of a lane's 16 bytes for the 16-element step kk of a tile of kRows rows. `lane_addr`: row and half of the lane in
+    // step 0, swizzled; the swizzle commutes with adding multiples of 8 rows and with flipping higher column bits.
+    template <int kRows>
+    static __device__ __forceinline__ uint32_t step_addr(uint32_t lane_addr, int kk) {
+        return (lane_addr ^ (kk % Cfg::kStepsPerSpan * 32)) + kk / Cfg::kStepsPerSpan * kRows * Cfg::kSpan;
+    }
+
+    static __device__ __forceinline__ uint32_t lane_addr(uint32_t base, int row, int half) {
+        return base + tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(row * Cfg::kSpan + half * 16));
+    }
+
+    __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kScores], int stage) const {
+        const uint32_t q_addr = lane_addr(smem_q, warp_row + lane % 16, lane / 16);
+        const uint32_t k_addr = lane_addr(smem_k + stage * Cfg::kBytesK, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+        for (int mt = 0; mt < kRowTiles; ++mt) {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i) {
+                s[mt][i] = 0.0f;
+            }
+        }
+#pragma unroll
+        for (int kk = 0; kk < Cfg::kHeadDim / 16; ++kk) {
+            uint32_t a[kRowTiles][4];
+#pragma unroll
+            for (int mt = 0; mt < kRowTiles; ++mt) {
+                ptx::ldmatrix_x4(a[mt], step_addr<Cfg::kBlockM>(q_addr, kk) + mt * 16 * Cfg::kSpan);
+            }
+#pragma unroll
+            for (int nt = 0; nt < Cfg::kBlockN / 16; ++nt) {
+                uint32_t b[4];
+                ptx::ldmatrix_x4(b, step_addr<Cfg::kBlockN>(k_addr, kk) + nt * 16 * Cfg::kSpan);
+#pragma unroll
+                for (int mt = 0; mt < kRowTiles; ++mt) {
+                    ptx::mma_m16n8k16<T>(&s[mt][8 * nt], a[mt], b[0], b[1]);
+                    ptx::mma_m16n8k16<T>(&s[mt][8 * nt + 4], a[mt], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply_values(float (&o)[kRowTiles][kOutputs], const float (&s)[kRowTiles][kScores],
+                                                    int stage) const {
+        const uint32_t v_addr = lane_addr(smem_v + stage * Cfg::kBytesV, lane % 16, lane / 16);
+#pragma unroll
+        for (int kk = 0; kk < Cfg::kBlockN / 16; ++kk) {
+            uint32_t a[kRowTiles][4];
+#pragma unroll
+            for (int mt = 0; mt < kRowTiles; ++mt) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    a[mt][i] = ptx::pack2<T>(s[mt][8 * kk + 2 * i], s[mt][8 * kk + 2 * i + 1]);
+                }
+            }
+#pragma unroll
+            for (int dt = 0; dt < Cfg::kHeadDimV / 16; ++dt) {
+                uint32_t b[4];
+                ptx::ldmatrix_x4_trans(b, step_addr<Cfg::kBlockN>(v_addr, dt) + kk * 16 * Cfg::kSpan);
+#pragma unroll
+                for (int mt = 0; mt < kRowTiles; ++mt) {
+                    ptx::mma_m16n8k16<T>(&o[mt][8 * dt], a[mt], b[0], b[1]);
+                    ptx::mma_m16n8k16<T>(&o[mt][8 * dt + 4], a[mt], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // Scale that isn't positive, softcap, ALiBi, masks. The masks are needed at the edges only; all branches are uniform.
+    __device__ __forceinline__ void transform_scores(float (&s)[kRowTiles][kScores], int n) const {
+        const FwdParams& p = args.params;
+        const int key0 = n * Cfg::kBlockN;
+        const bool cut_right = n >= tile.right_masked_from;
+        const bool cut_left = n < tile.left_masked_until;
+        if constexpr (Cfg::kGeneral) {
+            if (rule.softcap_in != 0.0f) {
+#pragma unroll
+                for (int i = 0; i < kRowTiles * kScores; ++i) {
+                    s[i / kScores][i % kScores] = tanh_exp(s[i / kScores][i % kScores] * rule.softcap_in);
+                }
+            } else if (rule.prescale != 1.0f) {
+#pragma unroll
+                for (int i = 0; i < kRowTiles * kScores; ++i) {
+                    s[i / kScores][i % kScores] *= rule.prescale;
+                }
+            }
+            if (p.alibi_slopes != nullptr) {
+#pragma unroll
+                for (int mt = 0; mt < kRowTiles; ++mt) {
+#pragma unroll
+                    for (int i = 0; i < kScores; ++i) {
+                        const int distance = key_of(mt, (i / 2) % 2) - key0 - (8 * (i / 4) + i % 2);
+                        s[mt][i] -= slope[mt][(i / 2) % 2] * fabsf(static_cast<float>(distance));
+                    }
+                }
+            }
+        }
+        if (cut_right) {
+            const int end = tile.last_key - 1 - tile.first_key - 2 * (lane % 4);
+#pragma unroll
+            for (int mt = 0; mt < kRowTiles; ++mt) {
+                const int hi[2] = {min(end, key_of(mt, 0) + p.window_right) - key0,
+                                   min(end, key_of(mt, 1) + p.window_right) - key0};
+                mask_right(s[mt], hi);
+            }
+        }
+        if (cut_left) {
+#pragma unroll
+            for (int mt = 0; mt < kRowTiles; ++mt) {
+                const int lo[2] = {key_of(mt, 0) - p.window_left - key0, key_of(mt, 1) - p.window_left - key0};
+                mask_left(s[mt], lo);
+            }
+        }
+    }
+
+    // This thread's row in the tile.
+    __device__ __forceinline__ int own_row(int mt, int r) const { return warp_row + 16 * mt + lane / 4 + 8 * r; }
+
+    __device__ __forceinline__ int key_of(int mt, int r) const {
+        return Cfg::kGeneral ? key_of_row[mt][r] : key_of_first + 16 * mt + 8 * r;
+    }
+
+    __device__ __forceinline__ float unit() const { return Cfg::kGeneral ? rule.unit : args.unit; }
+    __device__ __forceinline__ float scale_log2() const { return Cfg::kGeneral ? rule.scale_log2 : args.scale_log2; }
+
+    __device__ __forceinline__ void begin() {
+        const int shift = tile.seqlen_k - tile.seqlen_q - tile.first_key - 2 * (lane % 4);
+        key_of_first = tile.row0 + own_row(0, 0) + shift;
+        if constexpr (Cfg::kGeneral) {
+#pragma unroll
+            for (int mt = 0; mt < kRowTiles; ++mt) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = tile.row0 + min(own_row(mt, r), tile.count - 1);
+                    const int token = tile.token(args, row);
+                    key_of_row[mt][r] = token + shift;
+                    slope[mt][r] = alibi_slope(args.params, tile.batch, tile.query_head(args, row, token)) / rule.unit;
+                }
+            }
+        }
+    }
+
+    // fp32 results go straight out: a quad fills a sector.
+    __device__ __forceinline__ void store_fp32(float* out, const float (&o)[kOutputs], float factor, int r) const {
+#pragma unroll
+        for (int i = 2 * r; i < kOutputs; i += 4) {
+            const int column = 2 * i + 2 * (lane % 4) - 4 * r;
+            if (column < args.params.head_dim_v) {
+                *reinterpret_cast<float2*>(out + column) = make_float2(o[i] * factor, o[i + 1] * factor);
+            }
+        }
+    }
+
+    template <typename Out>
+    __device__ __forceinline__ void stage_row(const float (&o)[kOutputs], float factor, int mt, int r) const {
+        const int row = own_row(mt, r);
+#pragma unroll
+        for (int i = 2 * r; i < kOutputs; i += 4) {
+            const uint32_t column_bytes = 4 * (i - 2 * r);  // 16 bytes a group of 8 columns
+            const uint32_t at = tile::tile_addr<Cfg::kSwizzle>(0, Cfg::kBlockM, row, column_bytes) + lane % 4 * 4;
+            ptx::st_shared_b32(smem_q + at, ptx::pack2<Out>(o[i] * factor, o[i + 1] * factor));
+        }
+    }
+
+    // Rows of this warp from shared memory to where they belong, 16 bytes a lane.
+    __device__ __forceinline__ void store_staged() const {
+        constexpr int kRowPieces = Cfg::kHeadDimV / 8;
+        __syncwarp();
+#pragma unroll 4
+        for (int i = lane; i < 16 * kRowTiles * kRowPieces; i += 32) {
+            const int row = warp_row + i / kRowPieces;
+            const int piece = i % kRowPieces;
+            if (row < tile.count && (!Cfg::kGeneral || piece * 8 < args.params.head_dim_v)) {
+                uint32_t data[4];
+                ptx::ld_shared_v4(data, smem_q + tile::tile_addr<Cfg::kSwizzle>(0, Cfg::kBlockM, row, piece * 16));
+                const int token = Cfg::kGeneral ? tile.token(args, tile.row0 + row) : tile.row0 + row;
+                const int head = Cfg::kGeneral ? tile.query_head(args, tile.row0 + row, token) : tile.head;
+                const OutputRow at = OutputRow::make(args, tile, token, head);
+                ptx::st_global_v4(static_cast<uint16_t*>(args.params.o) + at.out + piece * 8, data);
+            }
+        }
+    }
+
+    // `last` is read by the other warps no more: O may take Q's place (own rows only).
+    __device__ __forceinline__ void finish(const float (&o)[kRowTiles][kOutputs], const Softmax (&softmax)[kRowTiles]) const {
+        const FwdParams& p = args.params;
+        const bool split = Cfg::kGeneral && args.partial_out != nullptr;
+        const bool fp32 = Cfg::kGeneral && (split || p.out_dtype == DType::kFp32);
+        const float descale = Cfg::kGeneral ? rule.value_descale(args, tile) : 1.0f;
+        float* lse_base = split ? args.partial_lse : p.lse;
+#pragma unroll
+        for (int mt = 0; mt < kRowTiles; ++mt) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = own_row(mt, r);
+                const bool exists = row < tile.count;
+                const int absolute = tile.row0 + min(row, tile.count - 1);
+                const int token = Cfg::kGeneral ? tile.token(args, absolute) : absolute;
+                const int head = Cfg::kGeneral ? tile.query_head(args, absolute, token) : tile.head;
+                const float sink = p.sink != nullptr && !split ? p.sink[head] : -INFINITY;
+                float lse;
+                const float factor = softmax[mt].finish(r, unit(), sink, lse) * descale;
+                const OutputRow at = OutputRow::make(args, tile, token, head);
+                if (exists && lse_base != nullptr && lane % 4 == 0) {
+                    lse_base[at.lse] = lse;
+                }
+                if (fp32) {
+                    if (exists) {
+                        store_fp32((split ? args.partial_out : static_cast<float*>(p.o)) + at.out, o[mt], factor, r);
+                    }
+                } else if (!Cfg::kGeneral || p.out_dtype == p.dtype) {
+                    stage_row<T>(o[mt], factor, mt, r);
+                } else if (p.out_dtype == DType::kBf16) {
+                    stage_row<__nv_bfloat16>(o[mt], factor, mt, r);
+                } else {
+                    stage_row<__half>(o[mt], factor, mt, r);
+                }
+            }
+        }
+        if (!fp32) {
+            store_staged();
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        float s[kRowTiles][kScores];
+        float o[kRowTiles][kOutputs];
+        Softmax softmax[kRowTiles];
+#pragma unroll
+        for (int mt = 0; mt < kRowTiles; ++mt) {
+            softmax[mt].reset();
+#pragma unroll
+            for (int i = 0; i < kOutputs; ++i) {
+                o[mt][i] = 0.0f;
+            }
+        }
+        begin();
+        const int last = tile.num_blocks - 1;
+        copy_q();
+        if (last >= 0) {
+            copy_k(last, 0);
+            if constexpr (Cfg::kStages == 2) {
+                copy_v(last, 0);
+            }
+        }
+        ptx::cp_async_commit();
+        int stage = 0;
+        for (int n = last; n >= 0; --n) {
+            ptx::cp_async_wait<0>();
+            __syncthreads();
+            if constexpr (Cfg::kStages == 2) {
+                if (n > 0) {
+                    copy_k(n - 1, stage ^ 1);
+                    copy_v(n - 1, stage ^ 1);
+                }
+            } else {
+                copy_v(n, 0);
+            }
+            ptx::cp_async_commit();
+            multiply_scores(s, stage);
+            if constexpr (Cfg::kStages == 1) {
+                ptx::cp_async_wait<0>();
+                __syncthreads();
+                if (n > 0) {
+                    copy_k(n - 1, 0);
+                }
+                ptx::cp_async_commit();
+            }
+            transform_scores(s, n);
+#pragma unroll
+            for (int mt = 0; mt < kRowTiles; ++mt) {
+                float alpha[2];
+                softmax[mt].update(s[mt], alpha, scale_log2());
+                rescale(o[mt], alpha);
+            }
+            multiply_values(o, s, stage);
+            stage = Cfg::kStages == 2 ? stage ^ 1 : 0;
+        }
+        ptx::cp_async_wait<0>();
+        // NOTE: made again rather than kept in registers through the loop.
+        tile = Sm80Tile::make<Cfg::kBlockM, Cfg::kBlockN>(args, static_cast<int>(blockIdx.x));
+        finish(o, softmax);
+    }
+};
+
+template <class Cfg>
+__global__ void __launch_bounds__(Cfg::kThreads, Cfg::kBlocksPerSm)
+    attention_fwd_sm80_kernel(const __grid_constant__ Sm80Args args) {
+    extern __shared__ __align__(1024) uint8_t smem[];
+    const Sm80Tile tile = Sm80Tile::make<Cfg::kBlockM, Cfg::kBlockN>(args, static_cast<int>(blockIdx.x));
+    if (tile.count <= 0) {
+        return;
+    }
+    const FwdParams& p = args.params;
+    const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
+    const int thread = static_cast<int>(threadIdx.x);
+    Sm80Forward<Cfg> forward{args,
+                             tile,
+                             ScoreRule::make(args, tile),
+                             KeySource::make(args, tile, p.k, args.k),
+                             KeySource::make(args, tile, p.v, args.v),
+                             base,
+                             base + Cfg::kBytesQ,
+                             base + Cfg::kBytesQ + Cfg::kStages * Cfg::kBytesK,
+                             thread,
+                             thread % 32,
+                             thread / 32 * 16 * Cfg::kRowTiles};
+    forward.run();
+}
+
+template <class Cfg>
+cudaError_t launch_sm80(const Sm80Args& args, int64_t num_tiles, cudaStream_t stream) {
+    const auto kernel = attention_fwd_sm80_kernel<Cfg>;
+    // Per device and context, and cheap: set before every launch rather than remembered.
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Cfg::kSmemBytes)) {
+        return error;
+    }
+    kernel<<<static_cast<unsigned>(num_tiles), Cfg::kThreads, Cfg::kSmemBytes, stream>>>(args);
+    return cudaPeekAtLastError();
+}
+
+}  // namespace flare::attention

@@ -1,0 +1,8 @@
+// Instances of the portable attention forward kernel with every option, head dimensions up to 256.
+#include "launch_sm80.cuh"
+
+namespace flare::attention {
+
+FLARE_DEFINE_LAUNCH_SM80_GENERAL(256, 2)
+
+}  // namespace flare::attention

@@ -1,0 +1,210 @@
+// What the portable attention path does with given parameters: which kernel, which tiles, how many splits of the keys, how much
+// workspace. Pure functions of sizes and options, shared by selection, launch, names and workspace; tested without a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "params.h"
+
+namespace flare::attention {
+
+// Positions, and their sums with a window bound, stay within int32.
+inline constexpr int64_t kMaxSeqlenSm80 = int64_t{1} << 28;
+
+enum class Sm80Kernel : int32_t {
+    kTile,     // tensor cores, tiles of query rows of one head; exact head dimensions, no option that costs registers
+    kGeneral,  // tensor cores, every option: 64 rows (tokens times heads of a group), padded head dimensions, pages, splits
+    kDecode,   // tensor cores, at most 16 rows of a group against streamed keys: as fast as memory
+    kFma,      // fp32 arithmetic on any type, any head dimension and any stride
+};
+
+// Tiles of kTile by head dimensions.
+struct Sm80TileShape {
+    int32_t head_dim;
+    int32_t head_dim_v;
+    int32_t block_m;
+    int32_t block_n;
+};
+
+#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, warps, stages, blocks_per_sm) {d, dv, block_m, block_n},
+inline constexpr Sm80TileShape kSm80Tiles[] = {
+#include "forward_sm80_configs.inc"
+};
+#undef FLARE_ATTENTION_SM80
+inline constexpr int32_t kNumSm80Tiles = sizeof(kSm80Tiles) / sizeof(kSm80Tiles[0]);
+
+inline constexpr int32_t kGeneralRows = 64;
+inline constexpr int32_t kDecodeRows = 16;
+inline constexpr int32_t kFmaRows = 64;
+inline constexpr int32_t kSplitUnit = 64;              // keys; equal splits are multiples of it
+inline constexpr int32_t kDeterministicSplit = 2048;   // keys of a split whose size mustn't depend on the batch
+inline constexpr int32_t kMostAutomaticSplits = 128;
+inline constexpr int32_t kFewestKeysToSplit = 512;
+inline constexpr int32_t kShortQueryRows = 64;         // sequences with more rows (tokens times group) fill the device unsplit
+
+struct Sm80Plan {
+    Sm80Kernel kernel;
+    int32_t tile;        // index into kSm80Tiles, or -1
+    int32_t head_dim;    // padded: of the instance
+    int32_t block_m;     // rows of a tile
+    int32_t group;       // query heads that share a tile: 1, or all of a K/V head
+    int32_t num_m;       // row tiles of the longest sequence
+    int32_t num_splits;
+    int32_t split_keys;  // fixed size of a split, from key 0 on; 0 = equal parts of what a tile sees
+};
+
+inline int64_t longest_q(const FwdParams& p) {
+    return p.cu_seqlens_q != nullptr && p.total_q < p.seqlen_q ? p.total_q : p.seqlen_q;
+}
+
+// Keys that a tile of few rows can see at most.
+inline int64_t visible_span(const FwdParams& p) {
+    if (p.window_left < 0 || p.window_right < 0) {
+        return p.seqlen_k;
+    }
+    return std::min<int64_t>(p.seqlen_k, int64_t{p.window_left} + p.window_right + longest_q(p));
+}
+
+// Splits that finish first, when `slots` blocks run at a time and a block costs as much as 128 keys to start and to merge.
+inline int32_t best_splits(int64_t tiles, int64_t span, int64_t slots, int64_t most) {
+    most = std::min<int64_t>({most, kMostAutomaticSplits, span / (kFewestKeysToSplit / 2)});
+    int64_t best = 1;
+    int64_t best_cost = INT64_MAX;
+    for (int64_t splits = 1; splits <= std::max<int64_t>(1, most); ++splits) {
+        const int64_t keys = (span + splits - 1) / splits;
+        const int64_t cost = (tiles * splits + slots - 1) / slots * (keys + 128);
+        if (cost < best_cost - best_cost / 64) {
+            best = splits;
+            best_cost = cost;
+        }
+    }
+    return static_cast<int32_t>(best);
+}
+
+// Automatic splits store at most this many partial rows.
+inline int64_t partial_row_limit(const FwdParams& p) {
+    return int64_t{256} * p.sm_count;
+}
+
+// Few rows: their tiles alone wouldn't fill the device.
+inline bool has_short_queries(const FwdParams& p) {
+    return longest_q(p) * (p.heads_q / p.heads_kv) <= kShortQueryRows;
+}
+
+inline bool splits_automatically(const FwdParams& p) {
+    return p.num_splits == 0 && has_short_queries(p) && visible_span(p) >= kFewestKeysToSplit;
+}
+
+// Rows of partial results to make room for. Among short queries never less when a size grows: workspace for a batch serves every
+// smaller one, which is split more.
+inline int64_t partial_rows(const FwdParams& p) {
+    const int64_t rows = int64_t{p.batch} * longest_q(p) * p.heads_q;
+    if (p.num_splits > 1) {
+        return rows * p.num_splits;
+    }
+    if (!splits_automatically(p)) {
+        return 0;
+    }
+    if (p.deterministic != 0) {
+        return rows * ((p.seqlen_k + kDeterministicSplit - 1) / kDeterministicSplit);
+    }
+    return std::min(rows * kMostAutomaticSplits, partial_row_limit(p));
+}
+
+// Partial outputs [splits, B, Sq, H, Dv], then partial lse [splits, B, Sq, H], fp32.
+inline uint64_t sm80_workspace(const FwdParams& p) {
+    const auto rounded = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
+    const uint64_t rows = static_cast<uint64_t>(partial_rows(p));
+    return rounded(rows * static_cast<uint64_t>(p.head_dim_v) * 4) + rounded(rows * 4);
+}
+
+inline bool aligned_strides(const Strides& s, int64_t multiple) {
+    return s.batch % multiple == 0 && s.row % multiple == 0 && s.head % multiple == 0;
+}
+
+inline bool has_device_lengths(const FwdParams& p) {
+    return p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr || p.seqused_k != nullptr;
+}
+
+// Whether 16-byte copies and tensor cores can serve the tensors.
+inline bool suits_tensor_cores(const FwdParams& p) {
+    const bool type = p.dtype == DType::kBf16 || p.dtype == DType::kFp16;
+    const bool dims = p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 && p.head_dim <= 256 && p.head_dim_v <= 256;
+    return type && dims && aligned_strides(p.q_stride, 8) && aligned_strides(p.k_stride, 8) && aligned_strides(p.v_stride, 8) &&
+           aligned_strides(p.o_stride, p.out_dtype == DType::kFp32 ? 4 : 8);
+}
+
+inline int32_t padded_head_dim(const FwdParams& p) {
+    const int32_t widest = std::max(p.head_dim, p.head_dim_v);
+    return widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
+}
+
+inline int32_t find_sm80_tile(const FwdParams& p) {
+    const bool plain = p.out_dtype == p.dtype && p.block_table == nullptr && p.index64 == 0 && p.scale > 0.0f &&
+                       p.softcap == 0.0f && p.alibi_slopes == nullptr && p.num_splits <= 1;
+    if (!plain) {
+        return -1;
+    }
+    for (int32_t i = 0; i < kNumSm80Tiles; ++i) {
+        if (kSm80Tiles[i].head_dim == p.head_dim && kSm80Tiles[i].head_dim_v == p.head_dim_v) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+inline Sm80Plan plan_sm80(const FwdParams& p) {
+    Sm80Plan plan{};
+    plan.tile = -1;
+    plan.num_splits = p.num_splits > 0 ? p.num_splits : 1;
+    const int32_t heads_per_kv = p.heads_q / p.heads_kv;
+    const int64_t rows = longest_q(p) * heads_per_kv;
+    const bool tensor_cores = suits_tensor_cores(p);
+    const bool short_query = has_short_queries(p);
+    if (!tensor_cores) {
+        plan.kernel = Sm80Kernel::kFma;
+        plan.block_m = kFmaRows;
+        plan.group = heads_per_kv;
+    } else if (rows <= kDecodeRows) {
+        plan.kernel = Sm80Kernel::kDecode;
+        plan.head_dim = padded_head_dim(p);
+        plan.block_m = kDecodeRows;
+        plan.group = heads_per_kv;
+    } else if (const int32_t tile = find_sm80_tile(p); tile >= 0 && !(short_query && p.seqlen_k >= kFewestKeysToSplit)) {
+        plan.kernel = Sm80Kernel::kTile;
+        plan.tile = tile;
+        plan.head_dim = p.head_dim;
+        plan.block_m = kSm80Tiles[tile].block_m;
+        plan.group = 1;
+    } else {
+        plan.kernel = Sm80Kernel::kGeneral;
+        plan.head_dim = padded_head_dim(p);
+        plan.block_m = kGeneralRows;
+        // Rows of one token must not fall apart into tiles that are mostly empty, nor a long query into many short ones.
+        plan.group = short_query ? heads_per_kv : 1;
+    }
+    const int64_t tile_rows = longest_q(p) * plan.group;
+    plan.num_m = static_cast<int32_t>((tile_rows + plan.block_m - 1) / plan.block_m);
+    if (splits_automatically(p)) {
+        if (p.deterministic != 0) {
+            plan.split_keys = kDeterministicSplit;
+            plan.num_splits = (p.seqlen_k + kDeterministicSplit - 1) / kDeterministicSplit;
+        } else {
+            const int64_t tiles = int64_t{plan.num_m} * p.batch * (p.heads_q / plan.group);
+            const int64_t total_rows = std::max<int64_t>(1, int64_t{p.batch} * longest_q(p) * p.heads_q);
+            const int64_t slots = int64_t{p.sm_count} * (plan.head_dim == 256 ? 1 : 2);
+            plan.num_splits = best_splits(tiles, visible_span(p), slots, partial_row_limit(p) / total_rows);
+        }
+    }
+    return plan;
+}
+
+// Where both can run it: whether this path is faster on Hopper than the kernel made for that. It is for short queries: heads of
+// a group share the keys read, and splits fill the device.
+inline bool sm80_is_faster(const FwdParams& p) {
+    const Sm80Plan plan = plan_sm80(p);
+    return plan.kernel == Sm80Kernel::kDecode || plan.num_splits > 1;
+}
+
+}  // namespace flare::attention
