@@ -10,6 +10,7 @@
 #include "../pipe/scheduler.cuh"
 #include "../ptx/ldst.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/sync.cuh"
 #include "mask.cuh"
 #include "params.h"
 #include "plan_sm80.h"
@@ -116,6 +117,15 @@ struct Sm80Tile {
         t.right_masked_from = max(0, min(t.last_key, first_pos + p.window_right + 1) - t.first_key) / kBlockN;
         t.left_masked_until = max(0, last_pos - p.window_left - t.first_key + kBlockN - 1) / kBlockN;
         return t;
+    }
+
+    // What a loop over blocks needs, into uniform registers: the compiler doesn't know that lengths read from memory are uniform.
+    __device__ __forceinline__ void make_uniform() {
+        first_key = ptx::uniform(first_key);
+        last_key = ptx::uniform(last_key);
+        num_blocks = ptx::uniform(num_blocks);
+        right_masked_from = ptx::uniform(right_masked_from);
+        left_masked_until = ptx::uniform(left_masked_until);
     }
 
     __device__ __forceinline__ void take_split(const Sm80Args& args) {

@@ -6,7 +6,8 @@
 // warps' (m, l, O) are merged through shared memory.
 //
 // Shared memory (bytes): per warp kStages * 16 * (D + Dv) * 2, tiles in the format of tile/smem_layout.cuh; at the end O of each
-// warp, fp32 [16][Dv], takes the ring's place. Behind the rings m and l of each warp and row.
+// warp, fp32 [16][Dv], takes the ring's place. Behind the rings m and l of each warp and row; with D = 256, where registers are
+// short, then the fragments of Q, [D / 16][lane] of 16 bytes.
 #pragma once
 
 #include "fwd_sm80.cuh"
@@ -27,7 +28,9 @@ struct Sm80DecodeConfig {
     static constexpr int kBytesRing = kStages * 2 * kBytesTile;
     static constexpr int kRowO = kHeadDim + 4;  // floats; the padding spreads rows over banks
     static constexpr int kOffsetStats = kWarps * kBytesRing;
-    static constexpr int kSmemBytes = kOffsetStats + 2 * kWarps * kDecodeRows * 4;
+    static constexpr bool kQueryInRegisters = kHeadDim <= 128;
+    static constexpr int kOffsetQuery = kOffsetStats + 2 * kWarps * kDecodeRows * 4;
+    static constexpr int kSmemBytes = kOffsetQuery + (kQueryInRegisters ? 0 : kDecodeRows * kHeadDim * 2);
 
     static_assert(kHeadDim % 64 == 0, "head dimensions are whole spans");
     static_assert(kDecodeRows * kRowO * 4 <= kBytesRing, "O takes the ring's place");
@@ -40,6 +43,7 @@ struct Sm80Decode {
     static constexpr int kOutputs = Cfg::kHeadDim / 2;
     static constexpr int kSteps = Cfg::kHeadDim / 16;
     static constexpr int kScores = Cfg::kChunk / 2;
+    static constexpr int kQuerySteps = Cfg::kQueryInRegisters ? kSteps : 1;
     static constexpr tile::Swizzle kSwizzle = tile::Swizzle::k128;
 
     const Sm80Args& args;
@@ -83,21 +87,44 @@ struct Sm80Decode {
         }
     }
 
-    __device__ __forceinline__ void load_query(uint32_t (&q)[kSteps][4]) const {
+    // Fragment of Q for step kk, from memory.
+    __device__ __forceinline__ void load_query(uint32_t (&q)[4], const char* const (&rows)[2], int kk) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int r = i % 2;
+            const int column = 16 * kk + i / 2 * 8 + 2 * (lane % 4);
+            const bool inside = rows[r] != nullptr && column < args.params.head_dim;
+            q[i] = inside ? *reinterpret_cast<const uint32_t*>(rows[r] + column * 2) : 0;
+        }
+    }
+
+    __device__ __forceinline__ uint32_t query_addr(int kk) const {
+        return static_cast<uint32_t>(__cvta_generic_to_shared(smem)) + Cfg::kOffsetQuery + (kk * 32 + lane) * 16;
+    }
+
+    __device__ __forceinline__ void load_queries(uint32_t (&q)[kQuerySteps][4]) const {
         const FwdParams& p = args.params;
         const char* base = static_cast<const char*>(p.q) + (tile.q_batch * p.q_stride.batch + tile.q_row * p.q_stride.row) * 2;
+        const char* rows[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = lane / 4 + 8 * r;
             const int absolute = tile.row0 + min(row, tile.count - 1);
             const int token = tile.token(args, absolute);
-            const char* src = base + (token * p.q_stride.row + tile.query_head(args, absolute, token) * p.q_stride.head) * 2;
+            const int head = tile.query_head(args, absolute, token);
+            rows[r] = row < tile.count ? base + (token * p.q_stride.row + head * p.q_stride.head) * 2 : nullptr;
+        }
+        if constexpr (Cfg::kQueryInRegisters) {
 #pragma unroll
-            for (int i = 0; i < 2 * kSteps; ++i) {
-                const int column = 8 * i + 2 * (lane % 4);
-                const bool inside = row < tile.count && column < p.head_dim;
-                q[i / 2][i % 2 * 2 + r] = inside ? *reinterpret_cast<const uint32_t*>(src + column * 2) : 0;
+            for (int kk = 0; kk < kSteps; ++kk) {
+                load_query(q[kk], rows, kk);
             }
+        } else {
+            for (int kk = warp; kk < kSteps; kk += Cfg::kWarps) {
+                load_query(q[0], rows, kk);
+                ptx::st_shared_v4(query_addr(kk), q[0]);
+            }
+            __syncthreads();
         }
     }
 
@@ -110,7 +137,7 @@ struct Sm80Decode {
         return tile::swizzle<kSwizzle>(static_cast<uint32_t>(row * Cfg::kSpan + half * 16));
     }
 
-    __device__ __forceinline__ void multiply_scores(float (&s)[kScores], const uint32_t (&q)[kSteps][4], uint32_t smem_k) const {
+    __device__ __forceinline__ void multiply_scores(float (&s)[kScores], uint32_t (&q)[kQuerySteps][4], uint32_t smem_k) const {
         const uint32_t addr = smem_k + lane_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
@@ -120,8 +147,12 @@ struct Sm80Decode {
         for (int kk = 0; kk < kSteps; ++kk) {
             uint32_t b[4];
             ptx::ldmatrix_x4(b, step_addr(addr, kk));
-            ptx::mma_m16n8k16<T>(&s[0], q[kk], b[0], b[1]);
-            ptx::mma_m16n8k16<T>(&s[4], q[kk], b[2], b[3]);
+            uint32_t(&a)[4] = q[Cfg::kQueryInRegisters ? kk : 0];
+            if constexpr (!Cfg::kQueryInRegisters) {
+                ptx::ld_shared_v4(a, query_addr(kk));
+            }
+            ptx::mma_m16n8k16<T>(&s[0], a, b[0], b[1]);
+            ptx::mma_m16n8k16<T>(&s[4], a, b[2], b[3]);
         }
     }
 
@@ -240,7 +271,7 @@ struct Sm80Decode {
     }
 
     __device__ __forceinline__ void run() const {
-        uint32_t q[kSteps][4];
+        uint32_t q[kQuerySteps][4];
         float o[kOutputs];
         float s[kScores];
         Softmax softmax;
@@ -258,7 +289,7 @@ struct Sm80Decode {
             }
             ptx::cp_async_commit();
         }
-        load_query(q);
+        load_queries(q);
         int position[2];
         float slope[2];
 #pragma unroll

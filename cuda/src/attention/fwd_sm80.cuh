@@ -50,7 +50,9 @@ struct Sm80Config {
     static constexpr int kBytesQ = kBlockM * kHeadDim * 2;
     static constexpr int kBytesK = kBlockN * kHeadDim * 2;
     static constexpr int kBytesV = kBlockN * kHeadDimV * 2;
-    static constexpr int kSmemBytes = kBytesQ + kStages * (kBytesK + kBytesV);
+    static constexpr int kOffsetK = kBytesQ;
+    static constexpr int kOffsetV = kOffsetK + kStages * kBytesK;
+    static constexpr int kSmemBytes = kOffsetV + kStages * kBytesV;
 
     static_assert(kBlockM % (16 * kWarps) == 0, "warps share the rows evenly");
     static_assert(kBlockN % 16 == 0 && kBlockN % kCopyRows == 0 && kBlockM % kCopyRows == 0, "copies are whole passes");
@@ -71,27 +73,27 @@ struct Sm80Forward {
     ScoreRule rule;
     KeySource keys_k;
     KeySource keys_v;
-    uint32_t smem_q;
-    uint32_t smem_k;
-    uint32_t smem_v;
-    int thread;
-    int lane;
-    int warp_row;  // first row of this warp in the tile
+    uint32_t smem;
+    int warp_row;        // first row of this warp in the tile; uniform
+    uint32_t lane_addr;  // see fragment_addr
 
     // This thread's rows (mt, r): their position on the key axis relative to first_key and the thread's first column.
     int key_of_first;
     int key_of_row[kRowTiles][2];  // kGeneral: rows of a group don't follow each other
     float slope[kRowTiles][2];     // ALiBi, per unit
 
-    __device__ __forceinline__ int copy_row() const { return thread / Cfg::kPieces; }
+    static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
+    static __device__ __forceinline__ int lane() { return thread() % 32; }
+
+    __device__ __forceinline__ int copy_row() const { return thread() / Cfg::kPieces; }
     __device__ __forceinline__ uint32_t copy_offset() const {
-        return tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(copy_row() * Cfg::kSpan + thread % Cfg::kPieces * 16));
+        return tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(copy_row() * Cfg::kSpan + thread() % Cfg::kPieces * 16));
     }
 
     // Fills a [kRows][kDim] tile: row(i) is where row i begins, null for a row of zeros; elements from `dim` on are zeros too.
     template <int kRows, int kDim, typename Row>
     __device__ __forceinline__ void copy_tile(uint32_t dst, int dim, Row row) const {
-        const int piece = thread % Cfg::kPieces;
+        const int piece = thread() % Cfg::kPieces;
         dst += copy_offset();
 #pragma unroll
         for (int pass = 0; pass < kRows / Cfg::kCopyRows; ++pass) {
@@ -109,7 +111,7 @@ struct Sm80Forward {
     // The same without rows or elements that don't exist.
     template <int kRows, int kDim>
     __device__ __forceinline__ void copy_whole_tile(uint32_t dst, const char* src, int64_t row_bytes) const {
-        src += copy_row() * row_bytes + thread % Cfg::kPieces * 16;
+        src += copy_row() * row_bytes + thread() % Cfg::kPieces * 16;
         dst += copy_offset();
 #pragma unroll
         for (int pass = 0; pass < kRows / Cfg::kCopyRows; ++pass) {
@@ -138,17 +140,17 @@ struct Sm80Forward {
     }
 
     __device__ __forceinline__ void copy_k(int n, int stage) const {
-        copy_keys<Cfg::kHeadDim>(smem_k + stage * Cfg::kBytesK, keys_k, args.params.head_dim, n);
+        copy_keys<Cfg::kHeadDim>(smem + Cfg::kOffsetK + stage * Cfg::kBytesK, keys_k, args.params.head_dim, n);
     }
 
     __device__ __forceinline__ void copy_v(int n, int stage) const {
-        copy_keys<Cfg::kHeadDimV>(smem_v + stage * Cfg::kBytesV, keys_v, args.params.head_dim_v, n);
+        copy_keys<Cfg::kHeadDimV>(smem + Cfg::kOffsetV + stage * Cfg::kBytesV, keys_v, args.params.head_dim_v, n);
     }
 
     __device__ __forceinline__ void copy_q() const {
         const FwdParams& p = args.params;
         const char* base = static_cast<const char*>(p.q) + (tile.q_batch * p.q_stride.batch + tile.q_row * p.q_stride.row) * 2;
-        copy_tile<Cfg::kBlockM, Cfg::kHeadDim>(smem_q, p.head_dim, [&](int i) -> const char* {
+        copy_tile<Cfg::kBlockM, Cfg::kHeadDim>(smem, p.head_dim, [&](int i) -> const char* {
             if (i >= tile.count) {
                 return nullptr;
             }
@@ -160,20 +162,17 @@ struct Sm80Forward {
         });
     }
 
-    // Address of a lane's 16 bytes for the 16-element step kk of a tile of kRows rows. `lane_addr`: row and half of the lane in
-    // step 0, swizzled; the swizzle commutes with adding multiples of 8 rows and with flipping higher column bits.
+    // Every ldmatrix reads 16 rows x 16 elements: row lane % 16, half lane / 16. This is the address for elements 16 kk.. of a tile of
+    // kRows rows at `offset`; the swizzle commutes with adding multiples of 8 rows and with flipping higher column bits, so that
+    // one register a column step serves Q, K and V.
     template <int kRows>
-    static __device__ __forceinline__ uint32_t step_addr(uint32_t lane_addr, int kk) {
-        return (lane_addr ^ (kk % Cfg::kStepsPerSpan * 32)) + kk / Cfg::kStepsPerSpan * kRows * Cfg::kSpan;
-    }
-
-    static __device__ __forceinline__ uint32_t lane_addr(uint32_t base, int row, int half) {
-        return base + tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(row * Cfg::kSpan + half * 16));
+    __device__ __forceinline__ uint32_t fragment_addr(int offset, int kk) const {
+        return (lane_addr ^ (kk % Cfg::kStepsPerSpan * 32)) + (offset + kk / Cfg::kStepsPerSpan * kRows * Cfg::kSpan);
     }
 
     __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kScores], int stage) const {
-        const uint32_t q_addr = lane_addr(smem_q, warp_row + lane % 16, lane / 16);
-        const uint32_t k_addr = lane_addr(smem_k + stage * Cfg::kBytesK, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        const int q_rows = warp_row * Cfg::kSpan;
+        const int k_tile = Cfg::kOffsetK + stage * Cfg::kBytesK;
 #pragma unroll
         for (int mt = 0; mt < kRowTiles; ++mt) {
 #pragma unroll
@@ -186,16 +185,16 @@ struct Sm80Forward {
             uint32_t a[kRowTiles][4];
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
-                ptx::ldmatrix_x4(a[mt], step_addr<Cfg::kBlockM>(q_addr, kk) + mt * 16 * Cfg::kSpan);
+                ptx::ldmatrix_x4(a[mt], fragment_addr<Cfg::kBlockM>(mt * 16 * Cfg::kSpan, kk) + q_rows);
             }
 #pragma unroll
             for (int nt = 0; nt < Cfg::kBlockN / 16; ++nt) {
                 uint32_t b[4];
-                ptx::ldmatrix_x4(b, step_addr<Cfg::kBlockN>(k_addr, kk) + nt * 16 * Cfg::kSpan);
+                ptx::ldmatrix_x4(b, fragment_addr<Cfg::kBlockN>(k_tile + nt * 16 * Cfg::kSpan, kk));
 #pragma unroll
                 for (int mt = 0; mt < kRowTiles; ++mt) {
-                    ptx::mma_m16n8k16<T>(&s[mt][8 * nt], a[mt], b[0], b[1]);
-                    ptx::mma_m16n8k16<T>(&s[mt][8 * nt + 4], a[mt], b[2], b[3]);
+                    ptx::mma_m16n8k16<T>(&s[mt][8 * nt], a[mt], b[0], b[2]);
+                    ptx::mma_m16n8k16<T>(&s[mt][8 * nt + 4], a[mt], b[1], b[3]);
                 }
             }
         }
@@ -203,7 +202,7 @@ struct Sm80Forward {
 
     __device__ __forceinline__ void multiply_values(float (&o)[kRowTiles][kOutputs], const float (&s)[kRowTiles][kScores],
                                                     int stage) const {
-        const uint32_t v_addr = lane_addr(smem_v + stage * Cfg::kBytesV, lane % 16, lane / 16);
+        const int v_tile = Cfg::kOffsetV + stage * Cfg::kBytesV;
 #pragma unroll
         for (int kk = 0; kk < Cfg::kBlockN / 16; ++kk) {
             uint32_t a[kRowTiles][4];
@@ -217,7 +216,7 @@ struct Sm80Forward {
 #pragma unroll
             for (int dt = 0; dt < Cfg::kHeadDimV / 16; ++dt) {
                 uint32_t b[4];
-                ptx::ldmatrix_x4_trans(b, step_addr<Cfg::kBlockN>(v_addr, dt) + kk * 16 * Cfg::kSpan);
+                ptx::ldmatrix_x4_trans(b, fragment_addr<Cfg::kBlockN>(v_tile + kk * 16 * Cfg::kSpan, dt));
 #pragma unroll
                 for (int mt = 0; mt < kRowTiles; ++mt) {
                     ptx::mma_m16n8k16<T>(&o[mt][8 * dt], a[mt], b[0], b[1]);
@@ -257,7 +256,7 @@ struct Sm80Forward {
             }
         }
         if (cut_right) {
-            const int end = tile.last_key - 1 - tile.first_key - 2 * (lane % 4);
+            const int end = tile.last_key - 1 - tile.first_key - 2 * (lane() % 4);
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
                 const int hi[2] = {min(end, key_of(mt, 0) + p.window_right) - key0,
@@ -275,7 +274,7 @@ struct Sm80Forward {
     }
 
     // This thread's row in the tile.
-    __device__ __forceinline__ int own_row(int mt, int r) const { return warp_row + 16 * mt + lane / 4 + 8 * r; }
+    __device__ __forceinline__ int own_row(int mt, int r) const { return warp_row + 16 * mt + lane() / 4 + 8 * r; }
 
     __device__ __forceinline__ int key_of(int mt, int r) const {
         return Cfg::kGeneral ? key_of_row[mt][r] : key_of_first + 16 * mt + 8 * r;
@@ -285,7 +284,7 @@ struct Sm80Forward {
     __device__ __forceinline__ float scale_log2() const { return Cfg::kGeneral ? rule.scale_log2 : args.scale_log2; }
 
     __device__ __forceinline__ void begin() {
-        const int shift = tile.seqlen_k - tile.seqlen_q - tile.first_key - 2 * (lane % 4);
+        const int shift = tile.seqlen_k - tile.seqlen_q - tile.first_key - 2 * (lane() % 4);
         key_of_first = tile.row0 + own_row(0, 0) + shift;
         if constexpr (Cfg::kGeneral) {
 #pragma unroll
@@ -305,7 +304,7 @@ struct Sm80Forward {
     __device__ __forceinline__ void store_fp32(float* out, const float (&o)[kOutputs], float factor, int r) const {
 #pragma unroll
         for (int i = 2 * r; i < kOutputs; i += 4) {
-            const int column = 2 * i + 2 * (lane % 4) - 4 * r;
+            const int column = 2 * i + 2 * (lane() % 4) - 4 * r;
             if (column < args.params.head_dim_v) {
                 *reinterpret_cast<float2*>(out + column) = make_float2(o[i] * factor, o[i + 1] * factor);
             }
@@ -318,8 +317,8 @@ struct Sm80Forward {
 #pragma unroll
         for (int i = 2 * r; i < kOutputs; i += 4) {
             const uint32_t column_bytes = 4 * (i - 2 * r);  // 16 bytes a group of 8 columns
-            const uint32_t at = tile::tile_addr<Cfg::kSwizzle>(0, Cfg::kBlockM, row, column_bytes) + lane % 4 * 4;
-            ptx::st_shared_b32(smem_q + at, ptx::pack2<Out>(o[i] * factor, o[i + 1] * factor));
+            const uint32_t at = tile::tile_addr<Cfg::kSwizzle>(0, Cfg::kBlockM, row, column_bytes) + lane() % 4 * 4;
+            ptx::st_shared_b32(smem + at, ptx::pack2<Out>(o[i] * factor, o[i + 1] * factor));
         }
     }
 
@@ -328,12 +327,12 @@ struct Sm80Forward {
         constexpr int kRowPieces = Cfg::kHeadDimV / 8;
         __syncwarp();
 #pragma unroll 4
-        for (int i = lane; i < 16 * kRowTiles * kRowPieces; i += 32) {
+        for (int i = lane(); i < 16 * kRowTiles * kRowPieces; i += 32) {
             const int row = warp_row + i / kRowPieces;
             const int piece = i % kRowPieces;
             if (row < tile.count && (!Cfg::kGeneral || piece * 8 < args.params.head_dim_v)) {
                 uint32_t data[4];
-                ptx::ld_shared_v4(data, smem_q + tile::tile_addr<Cfg::kSwizzle>(0, Cfg::kBlockM, row, piece * 16));
+                ptx::ld_shared_v4(data, smem + tile::tile_addr<Cfg::kSwizzle>(0, Cfg::kBlockM, row, piece * 16));
                 const int token = Cfg::kGeneral ? tile.token(args, tile.row0 + row) : tile.row0 + row;
                 const int head = Cfg::kGeneral ? tile.query_head(args, tile.row0 + row, token) : tile.head;
                 const OutputRow at = OutputRow::make(args, tile, token, head);
@@ -362,7 +361,7 @@ struct Sm80Forward {
                 float lse;
                 const float factor = softmax[mt].finish(r, unit(), sink, lse) * descale;
                 const OutputRow at = OutputRow::make(args, tile, token, head);
-                if (exists && lse_base != nullptr && lane % 4 == 0) {
+                if (exists && lse_base != nullptr && lane() % 4 == 0) {
                     lse_base[at.lse] = lse;
                 }
                 if (fp32) {
@@ -448,24 +447,22 @@ template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kBlocksPerSm)
     attention_fwd_sm80_kernel(const __grid_constant__ Sm80Args args) {
     extern __shared__ __align__(1024) uint8_t smem[];
-    const Sm80Tile tile = Sm80Tile::make<Cfg::kBlockM, Cfg::kBlockN>(args, static_cast<int>(blockIdx.x));
+    Sm80Tile tile = Sm80Tile::make<Cfg::kBlockM, Cfg::kBlockN>(args, static_cast<int>(blockIdx.x));
     if (tile.count <= 0) {
         return;
     }
+    tile.make_uniform();
     const FwdParams& p = args.params;
     const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
-    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     Sm80Forward<Cfg> forward{args,
                              tile,
                              ScoreRule::make(args, tile),
                              KeySource::make(args, tile, p.k, args.k),
                              KeySource::make(args, tile, p.v, args.v),
                              base,
-                             base + Cfg::kBytesQ,
-                             base + Cfg::kBytesQ + Cfg::kStages * Cfg::kBytesK,
-                             thread,
-                             thread % 32,
-                             thread / 32 * 16 * Cfg::kRowTiles};
+                             ptx::uniform(static_cast<int>(threadIdx.x) / 32) * 16 * Sm80Forward<Cfg>::kRowTiles,
+                             base + tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(lane % 16 * Cfg::kSpan + lane / 16 * 16))};
     forward.run();
 }
 

@@ -48,6 +48,48 @@ struct Softmax {
         }
     }
 
+    // The same for a single warp's m16 rows, and o with it. A row's maximum is raised, and its output rescaled, only when it has
+    // grown by more than a factor of 2^8: weights stay below that, sums and products keep their relative precision, and after the
+    // first blocks hardly any warp has to rescale.
+    template <int kCount, int kOutputs>
+    __device__ __forceinline__ void update_lazily(float (&s)[kCount], float (&o)[kOutputs], float scale_log2) {
+        float new_max[2];
+        bool grows[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float even = row_max[r];
+            float odd = s[2 * r + 1];
+            even = fmaxf(even, s[2 * r]);
+#pragma unroll
+            for (int i = 4; i < kCount; i += 4) {
+                even = fmaxf(even, s[i + 2 * r]);
+                odd = fmaxf(odd, s[i + 2 * r + 1]);
+            }
+            new_max[r] = tile::quad_max(fmaxf(even, odd));
+            grows[r] = (new_max[r] - row_max[r]) * scale_log2 > 8.0f;  // false where both are -inf
+        }
+        if (__any_sync(0xffffffffu, grows[0] || grows[1])) {
+            float alpha[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                alpha[r] = grows[r] ? ptx::exp2_approx((row_max[r] - new_max[r]) * scale_log2) : 1.0f;
+                row_max[r] = grows[r] ? new_max[r] : row_max[r];
+                row_sum[r] *= alpha[r];
+            }
+#pragma unroll
+            for (int i = 0; i < kOutputs; ++i) {
+                o[i] *= alpha[(i / 2) % 2];
+            }
+        }
+        const float base[2] = {row_max[0] == -INFINITY ? 0.0f : row_max[0] * scale_log2,
+                               row_max[1] == -INFINITY ? 0.0f : row_max[1] * scale_log2};
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
+            row_sum[(i / 2) % 2] += s[i];
+        }
+    }
+
     // unit: natural score per unit of s. Returns the factor of o; lse in natural log. sink (natural units) joins the
     // denominator; pass -inf for none.
     __device__ __forceinline__ float finish(int r, float unit, float sink, float& lse) const {

@@ -11,9 +11,9 @@
 
 namespace flare::ptx {
 
-// c: four adjacent registers of an accumulator (indexed at compile time, so that it stays in registers).
+// c, a: four adjacent registers of an accumulator and of an operand (indexed at compile time, so that they stay in registers).
 template <typename T>
-__device__ __forceinline__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8k16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -32,7 +32,7 @@ __device__ __forceinline__ void mma_m16n8k16(float* c, const uint32_t (&a)[4], u
 
 template <typename T>
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    mma_m16n8k16<T>(&c[0], a, b0, b1);
+    mma_m16n8k16<T>(&c[0], &a[0], b0, b1);
 }
 
 // fp32 bits rounded to nearest for a tf32 operand: the hardware drops the low 13 bits.
