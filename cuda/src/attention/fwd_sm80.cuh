@@ -111,6 +111,8 @@ struct Sm80Forward {
     // The same without rows or elements that don't exist.
     template <int kRows, int kDim>
     __device__ __forceinline__ void copy_whole_tile(uint32_t dst, const char* src, int64_t row_bytes) const {
+        // NOTE: without this the compiler keeps the multiples of row_bytes, for K and for V, in registers through the loop and spills.
+        row_bytes = ptx::opaque(row_bytes);
         src += copy_row() * row_bytes + thread() % Cfg::kPieces * 16;
         dst += copy_offset();
 #pragma unroll
@@ -429,9 +431,7 @@ struct Sm80Forward {
             transform_scores(s, n);
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
-                float alpha[2];
-                softmax[mt].update(s[mt], alpha, scale_log2());
-                rescale(o[mt], alpha);
+                softmax[mt].update_lazily(s[mt], o[mt], scale_log2());
             }
             multiply_values(o, s, stage);
             stage = Cfg::kStages == 2 ? stage ^ 1 : 0;
