@@ -1,0 +1,109 @@
+package dev.flare;
+
+import static java.nio.charset.StandardCharsets.UTF_8;
+import static org.assertj.core.api.Assertions.assertThat;
+import static org.assertj.core.api.Assertions.assertThatThrownBy;
+
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
+
+/** The device layer on a real GPU. */
+@GpuTest
+@RequiresLibrary
+class GpuDeviceTest extends DeviceContract {
+  @Override
+  Device gpu() {
+    return Device.cuda(0);
+  }
+
+  @Test
+  void theGpuIsTheBestDevice() {
+    assertThat(Device.all()).contains(gpu());
+    assertThat(Device.best()).isEqualTo(gpu());
+    assertThat(Device.cuda(0)).isSameAs(gpu());
+    assertThatThrownBy(() -> Device.cuda(1000))
+        .isInstanceOf(DeviceException.class)
+        .hasMessageContaining("cuda(1000): there are ");
+  }
+
+  @Test
+  void kernelsRunOnTheGpu() {
+    try (Tensor q = Tensor.randn(gpu(), 1, DType.BF16, Shape.of(1, 128, 2, 128));
+        AttentionPlan plan = FlashAttention.causal().plan(q, q, q);
+        AttentionPlan portable =
+            FlashAttention.causal().withKernel(Kernel.PORTABLE).plan(q, q, q)) {
+      assertThat(plan.kernelName()).doesNotContain("cpu");
+      assertThat(portable.kernelName()).contains("sm80");
+      if (gpu().properties().capability() == 90) {
+        assertThat(plan.kernelName()).contains("sm90");
+      }
+    }
+  }
+
+  @Test
+  void launchesAreQueuedNotWaitedFor() {
+    try (Tensor q = Tensor.randn(gpu(), 1, DType.BF16, Shape.of(4, 8192, 16, 128));
+        AttentionPlan plan = FlashAttention.causal().plan(q, q, q);
+        Tensor out = plan.emptyOutput();
+        Event start = Event.create(gpu());
+        Event end = Event.create(gpu())) {
+      plan.launch(q, q, q, out);
+      gpu().synchronize();
+      start.record(gpu().stream());
+      long before = System.nanoTime();
+      for (int i = 0; i < 20; i++) {
+        plan.launch(q, q, q, out);
+      }
+      long queued = System.nanoTime() - before;
+      end.record(gpu().stream()).synchronize();
+      assertThat(queued / 1e6).as("ms to queue").isLessThan(end.millisSince(start) / 2);
+    }
+  }
+
+  /** Reads far beyond its pages, which loses the context of its process. */
+  static final class Fault {
+    private Fault() {}
+
+    public static void main(String[] args) {
+      Device gpu = Device.cuda(0);
+      Tensor pages = Tensor.zeros(gpu, DType.BF16, Shape.of(2, 64, 1, 128));
+      Tensor q = Tensor.zeros(gpu, DType.BF16, Shape.of(1, 1, 1, 128));
+      Tensor table = Tensor.of(new int[] {1 << 30}, 1, 1).to(gpu);
+      Tensor lengths = Tensor.of(new int[] {64}, 1).to(gpu);
+      FlashAttention wrong = FlashAttention.causal().withPages(table, lengths, 64);
+      for (int i = 0; i < 2; i++) {
+        try {
+          wrong.run(q, pages, pages).toFloatArray();
+          System.out.println("no fault");
+        } catch (DeviceException e) {
+          System.out.println(e.getMessage());
+        }
+      }
+      pages.close();
+      gpu.stream().close();
+      System.out.println("closed, " + q);
+    }
+  }
+
+  @Test
+  void aFaultIsToldOnEveryLaterCall() throws Exception {
+    List<String> command = new ArrayList<>();
+    command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
+    command.addAll(List.of("-cp", System.getProperty("java.class.path")));
+    command.add("--enable-native-access=ALL-UNNAMED");
+    String library = System.getProperty("flare.library.path");
+    if (library != null) {
+      command.add("-Dflare.library.path=" + library);
+    }
+    command.add(Fault.class.getName());
+    Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
+    String out = new String(process.getInputStream().readAllBytes(), UTF_8);
+    assertThat(process.waitFor(60, TimeUnit.SECONDS)).isTrue();
+    assertThat(out.lines().filter(line -> line.contains("cuda:0 is lost"))).hasSizeGreaterThan(1);
+    assertThat(out).contains("Restart the process").contains("closed, Tensor[");
+    assertThat(process.exitValue()).as(out).isZero();
+  }
+}
