@@ -23,7 +23,7 @@ import java.util.TreeMap;
  * run on the CPU. It writes down what it is asked for, and is as strict as the real one where flare
  * has to keep to rules: contexts, captures, freed memory.
  */
-@SuppressWarnings("restricted")
+@SuppressWarnings({"restricted", "MustBeClosedChecker"})
 final class FakeCuda implements CudaApi {
   /** Of the GPU that all memory is said to be on; no test has so many. */
   static final int ORDINAL = 77;
