@@ -94,10 +94,14 @@ class GpuDeviceTest extends DeviceContract {
     command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
     command.addAll(List.of("-cp", System.getProperty("java.class.path")));
     command.add("--enable-native-access=ALL-UNNAMED");
-    String library = System.getProperty("flare.library.path");
-    if (library != null) {
-      command.add("-Dflare.library.path=" + library);
-    }
+    System.getProperties()
+        .stringPropertyNames()
+        .forEach(
+            name -> {
+              if (name.startsWith("flare.")) { // where the library is
+                command.add("-D" + name + "=" + System.getProperty(name));
+              }
+            });
     command.add(Fault.class.getName());
     Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
     String out = new String(process.getInputStream().readAllBytes(), UTF_8);
