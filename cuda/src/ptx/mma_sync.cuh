@@ -30,11 +30,6 @@ __device__ __forceinline__ void mma_m16n8k16(float* c, const uint32_t* a, uint32
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    mma_m16n8k16<T>(&c[0], &a[0], b0, b1);
-}
-
 // fp32 bits rounded to nearest for a tf32 operand: the hardware drops the low 13 bits.
 __device__ __forceinline__ uint32_t round_tf32(float x) {
     return __float_as_uint(x) + 0x1000;
