@@ -49,6 +49,16 @@ public enum DType {
     return floating;
   }
 
+  /** The type of a FLARE_ constant. */
+  static DType of(int code) {
+    for (DType dtype : values()) {
+      if (dtype.code == code) {
+        return dtype;
+      }
+    }
+    throw new InternalException("the C library answered with dtype " + code);
+  }
+
   /** The FLARE_ constant of the C ABI. */
   int code() {
     return code;

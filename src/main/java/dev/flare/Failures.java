@@ -6,6 +6,14 @@ import dev.flare.internal.Kernels;
 final class Failures {
   private Failures() {}
 
+  /** The exception for this thread's last call of a function that runs nothing. */
+  static FlareException of(String call, int status) {
+    String text = call + ": " + Kernels.lastError();
+    return status < 100
+        ? new InvalidArgumentException(text)
+        : status < 200 ? new UnsupportedException(text) : new InternalException(text);
+  }
+
   /** The exception for this thread's last call, which returned {@code status}. */
   static FlareException of(Kernels.Operation operation, int status, Device device) {
     String detail = Kernels.lastError();

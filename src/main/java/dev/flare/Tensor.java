@@ -1426,6 +1426,11 @@ public final class Tensor implements AutoCloseable {
     return memory.address() + offset;
   }
 
+  /** A tensor over all of some memory that another library lends. */
+  static Tensor lent(Allocation memory, Layout layout) {
+    return onHost(memory, layout);
+  }
+
   /** The memory, which views share. */
   Allocation memory() {
     return memory;

@@ -35,6 +35,8 @@ public final class Allocation extends Lease {
     boolean free();
   }
 
+  private @Nullable Loan loan; // to users outside Java; guarded by this
+
   private Allocation(
       int space,
       long address,
@@ -81,6 +83,11 @@ public final class Allocation extends Lease {
    */
   public static Allocation onDevice(int space, long address, long bytes, Owner owner) {
     return new Allocation(space, address, bytes, null, owner, true);
+  }
+
+  /** Host memory that belongs to somebody else, whom {@code owner} tells when it is closed. */
+  public static Allocation lent(MemorySegment segment, Owner owner) {
+    return new Allocation(HOST, segment.address(), segment.byteSize(), segment, owner, false);
   }
 
   /** A GPU's memory that belongs to somebody else, whom {@code owner} tells when it is closed. */
@@ -148,6 +155,30 @@ public final class Allocation extends Lease {
     return true;
   }
 
+  /**
+   * Lends the memory to users outside Java.
+   *
+   * @param settle waits for their work, which no stream of flare's knows; runs before the memory is
+   *     freed
+   * @return the address of the counter that they count down, see {@link Holds}
+   */
+  public synchronized long lend(Runnable settle) {
+    Loan current = loan;
+    if (current == null) {
+      current = new Loan(new Holds(), settle);
+      loan = current;
+    }
+    return current.holds.address();
+  }
+
+  /** How many users outside Java have not given it back. */
+  public synchronized long consumers() {
+    Loan current = loan;
+    return current == null ? 0 : current.holds.outstanding();
+  }
+
+  private record Loan(Holds holds, Runnable settle) {}
+
   /** Keeps the memory open for a graph; false if it is closed. */
   public boolean retain() {
     if (!acquire()) {
@@ -170,6 +201,33 @@ public final class Allocation extends Lease {
 
   @Override
   protected boolean free() {
+    Loan lent;
+    synchronized (this) {
+      lent = loan;
+    }
+    if (lent == null) {
+      return giveBack();
+    }
+    if (lent.holds.outstanding() > 0) {
+      lent.holds.whenReleased(() -> end(lent));
+      return true;
+    }
+    return end(lent);
+  }
+
+  private boolean end(Loan lent) {
+    lent.settle.run();
+    if (!giveBack()) {
+      return false;
+    }
+    synchronized (this) {
+      loan = null;
+    }
+    lent.holds.close();
+    return true;
+  }
+
+  private boolean giveBack() {
     if (owner == null) {
       return true;
     }

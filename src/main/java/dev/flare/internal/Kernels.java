@@ -90,6 +90,38 @@ public final class Kernels {
     return Scratch.get().text().getString(0);
   }
 
+  public static final int DLPACK_VERSIONED = flare_h.FLARE_DLPACK_VERSIONED();
+  public static final int DLPACK_LEGACY = flare_h.FLARE_DLPACK_LEGACY();
+  public static final int DLPACK_MAX_RANK = flare_h.FLARE_DLPACK_MAX_RANK();
+  public static final int DLPACK_READ_ONLY = flare_h.FLARE_DLPACK_READ_ONLY();
+  public static final int DLPACK_HOST_PINNED = flare_h.FLARE_DLPACK_HOST_PINNED();
+
+  /**
+   * Makes a managed tensor; {@link #dlpackExported} has it if the status is 0.
+   *
+   * @param tensor a {@link DlpackTensor}
+   * @param holds the address of a counter of 8 bytes
+   */
+  public static int dlpackExport(MemorySegment tensor, int kind, long holds) {
+    return flare_h.flare_dlpack_export(
+        tensor, kind, MemorySegment.ofAddress(holds), Scratch.get().word());
+  }
+
+  /** The answer to this thread's last {@link #dlpackExport}. */
+  public static MemorySegment dlpackExported() {
+    return MemorySegment.ofAddress(Scratch.get().word().get(JAVA_LONG, 0));
+  }
+
+  /** Describes another library's managed tensor in a {@link DlpackTensor}. */
+  public static int dlpackImport(MemorySegment managed, int kind, MemorySegment tensor) {
+    return flare_h.flare_dlpack_import(managed, kind, tensor);
+  }
+
+  /** Calls the deleter of a managed tensor. */
+  public static int dlpackRelease(MemorySegment managed, int kind) {
+    return flare_h.flare_dlpack_release(managed, kind);
+  }
+
   /** The C side's text about this thread's last failure. */
   public static String lastError() {
     MemorySegment text = Scratch.get().text();

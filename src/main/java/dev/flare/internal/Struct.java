@@ -70,6 +70,18 @@ public final class Struct {
     return this;
   }
 
+  public int get(I32 field) {
+    return segment.get(JAVA_INT, field.offset);
+  }
+
+  public long get(Pointer field) {
+    return segment.get(JAVA_LONG, field.offset);
+  }
+
+  public long get(I64Array field, int index) {
+    return segment.getAtIndex(JAVA_LONG, field.offset / Long.BYTES + index);
+  }
+
   /** A field of type int32_t or uint32_t; the layout makes sure that it is. */
   public record I32(long offset) {
     static I32 of(ValueLayout.OfInt layout, long offset) {
