@@ -39,7 +39,11 @@ final class DoctorCommand extends BaseCommand {
     boolean gpuNeeded = device.isCuda() || (!device.isCpu() && Host.hasNvidiaHardware());
     findings.add(driver(gpuNeeded));
     findings.add(cuda(status, gpuNeeded));
-    Device.all().stream().filter(d -> !d.isCpu()).forEach(d -> findings.add(gpu(d)));
+    if (status.library() instanceof Flare.Ready library
+        && status.cuda() instanceof Flare.Ready cuda) {
+      findings.add(GpuFindings.versions(library.detail(), cuda.detail()));
+      findings.addAll(gpus());
+    }
     if (device.isCuda()) {
       findings.add(asked());
     }
@@ -49,13 +53,13 @@ final class DoctorCommand extends BaseCommand {
       out()
           .printf(
               Locale.ROOT,
-              "%-4s  %-14s %s%n",
+              "%-4s  %-16s %s%n",
               finding.level().text(),
               finding.what(),
               finding.detail());
       if (finding.level() == Finding.Level.FAIL) {
         failed = true;
-        out().printf(Locale.ROOT, "%-4s  %-14s what to do: %s%n", "", "", finding.remedy());
+        out().printf(Locale.ROOT, "%-4s  %-16s what to do: %s%n", "", "", finding.remedy());
       }
     }
     out().println();
@@ -159,8 +163,23 @@ final class DoctorCommand extends BaseCommand {
     return part("CUDA", status.cuda());
   }
 
-  private static Finding gpu(Device gpu) {
-    return Finding.ok("GPU", gpu.toString());
+  /** All GPUs of the driver, those that are too old included. */
+  private static List<Finding> gpus() {
+    List<Device> gpus = new ArrayList<>();
+    try {
+      for (int i = 0; ; i++) {
+        gpus.add(Device.cuda(i));
+      }
+    } catch (FlareException e) {
+      // There are no more.
+    }
+    List<Finding> findings = new ArrayList<>();
+    gpus.forEach(gpu -> findings.addAll(GpuFindings.of(GpuFindings.ask(gpu))));
+    findings.addAll(
+        GpuFindings.peers(
+            gpus.stream().map(Device::toString).toList(),
+            (a, b) -> gpus.get(a).canAccess(gpus.get(b))));
+    return findings;
   }
 
   private Finding asked() {
