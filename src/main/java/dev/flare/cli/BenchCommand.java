@@ -2,16 +2,20 @@ package dev.flare.cli;
 
 import dev.flare.Device;
 import dev.flare.Flare;
+import dev.flare.Kernel;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.EnumSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Set;
+import java.util.stream.Collectors;
 import org.jspecify.annotations.Nullable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
@@ -22,7 +26,10 @@ import picocli.CommandLine.Option;
     name = "bench",
     description = {
       "Times each kernel through plan.launch: the median of repeated calls after a warm-up, inputs on"
-          + " the device. Each output is compared with the float64 reference in the same run.",
+          + " the device, and compares its output in the same run.",
+      "On the CPU a short table, against the float64 reference. On a GPU, and with --group, the grouped"
+          + " tables: by events, the L2 cache flushed before each launch, against the CPU backend on a"
+          + " part of each output.",
       "Rates count the work of the papers' formulas: FLOPs for prefill; for decode the bytes of cache"
           + " or state that must be moved."
     },
@@ -51,12 +58,77 @@ final class BenchCommand extends BaseCommand {
   @Option(names = "--svg", paramLabel = "FILE", description = "Write a bar chart.")
   private @Nullable Path svg;
 
+  @Option(
+      names = "--group",
+      paramLabel = "NAME",
+      split = ",",
+      description = "Only these groups of the grouped tables: ${COMPLETION-CANDIDATES}.")
+  private List<BenchGroup> groups = List.of();
+
+  @Option(
+      names = "--kernel",
+      paramLabel = "PATH",
+      description = "Force a path in the grouped tables: portable or sm90 (${DEFAULT-VALUE}).")
+  private Kernel kernel = Kernel.AUTO;
+
+  @Option(
+      names = "--peers",
+      paramLabel = "FILE",
+      split = ",",
+      description =
+          "Times of other libraries, from cuda/bench/peers.py and copies_bench: join them as"
+              + " ratios.")
+  private List<Path> peers = List.of();
+
   @Override
   public Integer call() throws IOException {
     if (!(seconds > 0 && seconds <= 60)) {
       throw usage("--seconds must be more than 0 and at most 60, not " + seconds);
     }
     Device on = device.resolve();
+    return on.isCpu() && groups.isEmpty() ? shortTable(on) : groupedTables(on);
+  }
+
+  private int groupedTables(Device on) throws IOException {
+    Peers others = Peers.read(peers);
+    Map<String, String> environment = environment(on);
+    environment.putAll(others.environment());
+    environment.forEach((name, value) -> out().println(name + ": " + value));
+    out().println();
+    TextTable table = GroupReport.table(false);
+    table.printHeader(out());
+    List<GroupReport.Row> rows;
+    try (GroupBench bench =
+        new GroupBench(
+            on, kernel, quick, seconds, others, row -> table.row(out(), GroupReport.cells(row)))) {
+      rows = bench.run(groups.isEmpty() ? EnumSet.allOf(BenchGroup.class) : Set.copyOf(groups));
+    }
+    out().println();
+    StringBuilder command = new StringBuilder("scripts/flare bench --device " + on);
+    if (!groups.isEmpty()) {
+      command
+          .append(" --group ")
+          .append(groups.stream().map(BenchGroup::text).collect(Collectors.joining(",")));
+    }
+    if (kernel != Kernel.AUTO) {
+      command.append(" --kernel ").append(kernel.name().toLowerCase(Locale.ROOT));
+    }
+    if (quick) {
+      command.append(" --quick");
+    }
+    command.append(peers.isEmpty() ? "" : " --peers FILE");
+    GroupReport report = new GroupReport(command.toString(), environment, rows);
+    write(markdown, report.markdown());
+    write(json, report.json());
+    write(svg, report.svg("flare on " + environment.get("device")));
+    long misses =
+        rows.stream().filter(row -> row.wrong() || row.note().startsWith("FAILED")).count();
+    long without = rows.stream().filter(row -> !row.isTimed()).count();
+    out().println(rows.size() - without + " rows timed, " + without + " not, " + misses + " wrong");
+    return misses == 0 ? OK : MISS;
+  }
+
+  private int shortTable(Device on) throws IOException {
     Map<String, String> environment = environment(on);
     environment.forEach((name, value) -> out().println(name + ": " + value));
     out().println();
@@ -137,7 +209,7 @@ final class BenchCommand extends BaseCommand {
         "device",
         on.isCpu()
             ? Host.processor() + ", " + Runtime.getRuntime().availableProcessors() + " cores"
-            : on.toString());
+            : on.name() + ", " + on);
     environment.put("java", Runtime.version().toString());
     environment.put(
         "library",

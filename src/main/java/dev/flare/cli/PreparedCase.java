@@ -78,6 +78,7 @@ final class PreparedCase implements AutoCloseable {
   /** Runs the call and waits for it. */
   void launch() {
     launch.run();
+    device.stream().synchronize();
   }
 
   /** {@return copies of the outputs, by the names of the golden files' format} */

@@ -1,6 +1,7 @@
 package dev.flare.cli;
 
 import dev.flare.FlareException;
+import dev.flare.UnsupportedException;
 import dev.flare.reference.Precision;
 import java.util.ArrayList;
 import java.util.EnumSet;
@@ -124,7 +125,7 @@ final class VerifyCommand extends BaseCommand {
             "",
             "",
             "MISS",
-            "did not run");
+            e instanceof UnsupportedException ? "unsupported" : "did not run");
         misses.add(title + ": " + Main.oneLine(e));
       }
     }
