@@ -29,9 +29,6 @@ import org.jspecify.annotations.Nullable;
 public final class Cases {
   private static final int BAD_PAGE = 2_147_480_000;
 
-  /** Multiply-adds that the reference of one case may cost: about 0.1 s. */
-  private static final long MAX_COST = 100_000_000;
-
   /**
    * One of each: nothing, one, the edges of 8, 64, 128 and of two to three tiles, and odd sizes.
    */
@@ -44,6 +41,34 @@ public final class Cases {
   };
 
   private Cases() {}
+
+  /** How large cases get. */
+  public enum Sizes {
+    /** For the references: about 0.1 s each. */
+    SMALL(100_000_000, 200),
+    /** For a backend against another one: sequences of up to 5000 tokens. */
+    LARGE(2_000_000_000, 2000);
+
+    private final long cost; // multiply-adds
+    private final int tokens; // of a delta-rule sequence, beyond the edges of chunks
+
+    Sizes(long cost, int tokens) {
+      this.cost = cost;
+      this.tokens = tokens;
+    }
+
+    /** The length of a sequence of keys or queries. */
+    private int length(SplittableRandom random) {
+      return this == LARGE && random.nextBoolean() ? random.nextInt(5001) : pick(random, LENGTHS);
+    }
+
+    /** The length of a delta-rule sequence: one of {@code edges}, or any. */
+    private int length(SplittableRandom random, int... edges) {
+      return this == LARGE && random.nextInt(3) == 0
+          ? random.nextInt(tokens + 1)
+          : pick(random, edges);
+    }
+  }
 
   /** How keys and values are stored. */
   public enum Storage {
@@ -227,6 +252,11 @@ public final class Cases {
 
   /** The attention case of a seed. */
   public static Attention attention(long seed) {
+    return attention(seed, Sizes.SMALL);
+  }
+
+  /** The attention case of a seed, of a size. */
+  public static Attention attention(long seed, Sizes sizes) {
     SplittableRandom random = new SplittableRandom(seed);
     Precision precision = choose(random, Precision.FP32, Precision.FP16, Precision.BF16);
     int dim = pick(random, 8, 40, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 224, 256, 1, 33);
@@ -238,11 +268,11 @@ public final class Cases {
     boolean decode = random.nextInt(3) == 0;
     int[] queryLengths = new int[batch];
     int[] keyLengths = new int[batch];
-    long cost = MAX_COST / ((long) heads.query() * (dim + valueDim) * batch);
+    long cost = sizes.cost / ((long) heads.query() * (dim + valueDim) * batch);
     for (int b = 0; b < batch; b++) {
       do {
-        queryLengths[b] = decode ? 1 + random.nextInt(8) : pick(random, LENGTHS);
-        keyLengths[b] = pick(random, LENGTHS);
+        queryLengths[b] = decode ? 1 + random.nextInt(8) : sizes.length(random);
+        keyLengths[b] = sizes.length(random);
       } while ((long) queryLengths[b] * keyLengths[b] > cost);
     }
     Side queries =
@@ -310,6 +340,11 @@ public final class Cases {
 
   /** The latent-attention case of a seed; half of them are decode shapes. */
   public static Mla mla(long seed) {
+    return mla(seed, Sizes.SMALL);
+  }
+
+  /** The latent-attention case of a seed, of a size; half of them are decode shapes. */
+  public static Mla mla(long seed, Sizes sizes) {
     SplittableRandom random = new SplittableRandom(seed);
     Precision precision = choose(random, Precision.FP32, Precision.FP16, Precision.BF16);
     int[][] widths = {
@@ -322,11 +357,11 @@ public final class Cases {
     Storage storage = choose(random, Storage.values());
     int[] queryLengths = new int[batch];
     int[] keyLengths = new int[batch];
-    long cost = MAX_COST / ((long) heads * w[2] * (w[0] + w[3]) * batch);
+    long cost = sizes.cost / ((long) heads * w[2] * (w[0] + w[3]) * batch);
     for (int b = 0; b < batch; b++) {
       do {
-        queryLengths[b] = decode ? 1 + random.nextInt(4) : pick(random, LENGTHS);
-        keyLengths[b] = pick(random, LENGTHS);
+        queryLengths[b] = decode ? 1 + random.nextInt(4) : sizes.length(random);
+        keyLengths[b] = sizes.length(random);
       } while (keyLengths[b] > cost || (long) queryLengths[b] * keyLengths[b] > 100 * cost);
     }
     Side queries =
@@ -368,15 +403,23 @@ public final class Cases {
 
   /** The delta-rule case of a seed. */
   public static Kda kda(long seed) {
+    return kda(seed, Sizes.SMALL);
+  }
+
+  /** The delta-rule case of a seed, of a size. */
+  public static Kda kda(long seed, Sizes sizes) {
     SplittableRandom random = new SplittableRandom(seed);
     Precision precision = choose(random, Precision.FP32, Precision.FP16, Precision.BF16);
     boolean packed = random.nextBoolean();
     int sequences = packed ? 1 + random.nextInt(6) : pick(random, 1, 2, 3);
     int[] lengths = new int[sequences];
-    int length = pick(random, 0, 1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 300);
+    int length =
+        sizes.length(random, 0, 1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 300);
     for (int n = 0; n < sequences; n++) {
       lengths[n] =
-          packed ? pick(random, 0, 0, 1, 1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 129, 130) : length;
+          packed
+              ? sizes.length(random, 0, 0, 1, 1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 129, 130)
+              : length;
     }
     Side tokens = packed ? packed(lengths, null) : dense(lengths, null);
     KdaInputs inputs = kdaInputs(random, precision, tokens);
