@@ -14,12 +14,14 @@ import java.util.List;
 import java.util.SplittableRandom;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
-/** Softmax attention on the CPU against the float64 reference. */
+/** Softmax attention against the float64 reference, on the {@link TestDevice}. */
 @RequiresLibrary
+@Tag("device")
 class AttentionTest {
   private static final DType[] FLOATS = {DType.FP32, DType.FP16, DType.BF16};
   private static final int[] LENGTHS = {0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 97, 128, 129, 200};
@@ -44,8 +46,9 @@ class AttentionTest {
       dtype = Cases.pick(random, FLOATS);
       kvHeads = Cases.pick(random, 1, 1, 2, 3);
       heads = kvHeads * Cases.pick(random, 1, 1, 2, 4);
-      dim = Cases.pick(random, 1, 8, 16, 40, 64, 64, 80, 128, 192, 256);
-      valueDim = random.nextInt(3) == 0 ? Cases.pick(random, 1, 24, 64, 128) : dim;
+      dim = TestDevice.headDim(Cases.pick(random, 1, 8, 16, 40, 64, 64, 80, 128, 192, 256));
+      valueDim =
+          random.nextInt(3) == 0 ? TestDevice.headDim(Cases.pick(random, 1, 24, 64, 128)) : dim;
       scale = random.nextBoolean() ? 1 / Math.sqrt(dim) : 0.05 + random.nextDouble() * 0.2;
     }
 
@@ -65,7 +68,7 @@ class AttentionTest {
     }
 
     Tensor indices(DType type, int... values) {
-      Tensor ints = keep(Tensor.of(values));
+      Tensor ints = keep(TestDevice.of(values));
       return type == DType.INT32 ? ints : keep(ints.to(type));
     }
 
@@ -122,10 +125,10 @@ class AttentionTest {
       Arrays.fill(poison, Double.NaN);
       Tensor out = Cases.padded(dtype, poison, owner, outDims);
       keep(owner[0]);
-      Tensor lse = keep(Tensor.full(Double.NaN, DType.FP32, lseDims));
+      Tensor lse = keep(TestDevice.full(Double.NaN, DType.FP32, lseDims));
       double bound = Tolerances.relative(Tolerances.Operation.ATTENTION, Cases.precision(dtype));
       try (AttentionPlan plan = flash.plan(q, k, v, out, lse)) {
-        assertThat(plan.kernelName()).startsWith("cpu_");
+        assertThat(plan.kernelName().startsWith("cpu_")).isEqualTo(TestDevice.chosen().isCpu());
         plan.launch(q, k, v, out, lse);
         Cases.assertRelative("out", out, want.out(), bound);
         Cases.assertAbsolute("lse", lse, want.lse(), Tolerances.lse(Cases.precision(dtype)));
@@ -356,7 +359,7 @@ class AttentionTest {
     try (Tensor bhnd = Cases.dense(DType.BF16, x, 2, 4, 33, 64);
         Tensor bnhd = bhnd.transpose(1, 2).copy();
         Tensor want = FlashAttention.causal().run(bnhd, bnhd, bnhd);
-        Tensor outBhnd = Tensor.empty(DType.BF16, 2, 4, 33, 64)) {
+        Tensor outBhnd = TestDevice.empty(DType.BF16, 2, 4, 33, 64)) {
       Tensor view = bhnd.transpose(1, 2);
       Tensor out = outBhnd.transpose(1, 2);
       try (AttentionPlan plan = FlashAttention.causal().plan(view, view, view, out, null)) {
@@ -445,8 +448,8 @@ class AttentionTest {
         Tensor v =
             Cases.dense(DType.FP32, Cases.normals(random, DType.FP32, 2, 60, 2, 32), 2, 60, 2, 32);
         AttentionOutput all = FlashAttention.full().runWithLse(q, k, v);
-        Tensor outs = Tensor.empty(DType.FP32, 3, 2, 9, 4, 32);
-        Tensor lses = Tensor.empty(DType.FP32, 3, 2, 4, 9)) {
+        Tensor outs = TestDevice.empty(DType.FP32, 3, 2, 9, 4, 32);
+        Tensor lses = TestDevice.empty(DType.FP32, 3, 2, 4, 9)) {
       int[] bounds = {0, 25, 60, 60}; // the last part has no keys at all
       for (int p = 0; p < 3; p++) {
         try (AttentionOutput part =
@@ -484,7 +487,7 @@ class AttentionTest {
     SplittableRandom random = new SplittableRandom(7);
     double[] x = Cases.normals(random, DType.BF16, 2, 40, 2, 64);
     try (Tensor near = Cases.dense(DType.BF16, x, 2, 40, 2, 64);
-        Tensor far = Tensor.zeros(DType.BF16, 2, (1L << 31) / 128 + 1, 2, 64);
+        Tensor far = TestDevice.zeros(DType.BF16, 2, (1L << 31) / 128 + 1, 2, 64);
         Tensor want = FlashAttention.causal().run(near, near, near)) {
       Tensor view = far.slice(1, 0, 40);
       view.copyFrom(near);

@@ -365,12 +365,16 @@ final class CaseRun implements AutoCloseable {
     return device.isCpu() ? host : keep(host.to(device));
   }
 
+  private static Tensor dense(DType dtype, double[] values, long... dims) {
+    return Tensor.of(dtype, Cases.floats(values), dims);
+  }
+
   private Tensor input(double[] values, long... dims) {
-    return move(Cases.dense(DType.valueOf(precision.name()), values, dims));
+    return move(dense(DType.valueOf(precision.name()), values, dims));
   }
 
   private Tensor floats(double[] values, long... dims) {
-    return move(Cases.dense(DType.FP32, values, dims));
+    return move(dense(DType.FP32, values, dims));
   }
 
   private Tensor ints(int[] values, long... dims) {

@@ -54,7 +54,7 @@ final class Cases {
   }
 
   static Tensor dense(DType dtype, double[] values, long... dims) {
-    return Tensor.of(dtype, floats(values), dims);
+    return TestDevice.of(dtype, floats(values), dims);
   }
 
   /**
@@ -66,9 +66,9 @@ final class Cases {
   static Tensor padded(DType dtype, double[] values, Tensor[] owner, long... dims) {
     long[] outer = dims.clone();
     for (int i = 0; i < outer.length; i++) {
-      outer[i] += i == outer.length - 1 ? 8 : 1;
+      outer[i] = i == outer.length - 1 ? TestDevice.headDim(outer[i]) + 8 : outer[i] + 1;
     }
-    Tensor all = Tensor.full(Double.NaN, dtype, outer);
+    Tensor all = TestDevice.full(Double.NaN, dtype, outer);
     owner[0] = all;
     Tensor view = all;
     for (int i = 0; i < dims.length; i++) {

@@ -16,12 +16,14 @@ import java.util.SplittableRandom;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.jspecify.annotations.Nullable;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
 /** Every option of Kimi Delta Attention on the CPU against the float64 reference. */
 @RequiresLibrary
+@Tag("device")
 class KdaGridTest {
   private static final DType[] FLOATS = {DType.FP32, DType.FP16, DType.BF16};
   private static final Beta[] BETAS = {Beta.RAW, Beta.SIGMOID, Beta.TWICE_SIGMOID};
@@ -58,8 +60,9 @@ class KdaGridTest {
       stateType = Cases.pick(random, DType.FP32, DType.FP32, DType.BF16);
       heads = Cases.pick(random, 1, 1, 2, 3);
       valueHeads = heads * Cases.pick(random, 1, 1, 2, 4);
-      keyDim = Cases.pick(random, 1, 8, 24, 64, 64, 128);
-      valueDim = random.nextBoolean() ? keyDim : Cases.pick(random, 1, 16, 40, 128);
+      keyDim = TestDevice.headDim(Cases.pick(random, 1, 8, 24, 64, 64, 128));
+      valueDim =
+          random.nextBoolean() ? keyDim : TestDevice.headDim(Cases.pick(random, 1, 16, 40, 128));
       perChannelBeta = random.nextInt(4) == 0;
       double scale = random.nextBoolean() ? 1 / Math.sqrt(keyDim) : 0.1 + random.nextDouble();
       KdaOptions.StateLayout layout =
@@ -112,7 +115,7 @@ class KdaGridTest {
     }
 
     Tensor indices(DType type, int... values) {
-      Tensor ints = keep(Tensor.of(values));
+      Tensor ints = keep(TestDevice.of(values));
       return type == DType.INT32 ? ints : keep(ints.to(type));
     }
 
@@ -285,11 +288,11 @@ class KdaGridTest {
     int sequences = want.cuCheckpoints().length - 1;
     int checkpoints = want.cuCheckpoints()[sequences];
     Tensor out = c.poisonedOutput(batch, tokens);
-    Tensor last = c.keep(Tensor.zeros(Device.cpu(), c.stateType, c.stateShape(sequences)));
+    Tensor last = c.keep(TestDevice.zeros(c.stateType, c.stateShape(sequences)));
     last.fill(Double.NaN);
     // Room for what one long sequence would need.
     int room = Math.max(checkpoints, batch * (tokens / 64));
-    Tensor passed = c.keep(Tensor.zeros(Device.cpu(), c.stateType, c.stateShape(room)));
+    Tensor passed = c.keep(TestDevice.zeros(c.stateType, c.stateShape(room)));
     passed.fill(Double.NaN);
     try (KdaPlan plan =
         kda.plan(

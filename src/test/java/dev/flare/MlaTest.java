@@ -15,11 +15,13 @@ import java.util.SplittableRandom;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.jspecify.annotations.Nullable;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
 /** Multi-head latent attention on the CPU against the float64 reference. */
 @RequiresLibrary
+@Tag("device")
 class MlaTest {
   private static final int[] LENGTHS = {0, 1, 2, 17, 33, 64, 65, 100};
 
@@ -121,8 +123,8 @@ class MlaTest {
           causal ? MultiHeadLatentAttention.causal() : MultiHeadLatentAttention.full();
       if (packed) {
         mla =
-            mla.withVarlenQueries(c.keep(Tensor.of(uniform(batch, nq))), nq)
-                .withVarlenLatents(c.keep(Tensor.of(uniform(batch, nk))), nk);
+            mla.withVarlenQueries(c.keep(TestDevice.of(uniform(batch, nq))), nq)
+                .withVarlenLatents(c.keep(TestDevice.of(uniform(batch, nk))), nk);
       }
       long[] lead = packed ? new long[] {(long) batch * nq} : new long[] {batch, nq};
       long[] leadK = packed ? new long[] {(long) batch * nk} : new long[] {batch, nk};
@@ -175,10 +177,10 @@ class MlaTest {
           MultiHeadLatentAttention.causal()
               .withHeadDims(c.nope, c.rope)
               .withSplits(Cases.pick(c.random, 0, 1, 3));
-      Tensor lengthTensor = c.keep(Tensor.of(lengths));
+      Tensor lengthTensor = c.keep(TestDevice.of(lengths));
       Tensor rows;
       if (paged) {
-        Tensor blockTable = c.keep(Tensor.of(table)).reshape(batch, perSequence);
+        Tensor blockTable = c.keep(TestDevice.of(table)).reshape(batch, perSequence);
         mla = mla.withPages(blockTable, lengthTensor, longest);
         rows = c.input(kv, pages, pageSize, width);
       } else {
@@ -270,8 +272,8 @@ class MlaTest {
           MultiHeadLatentAttention.full()
               .withHeadDims(c.nope, c.rope)
               .withSparse(
-                  c.keep(Tensor.of(indices)).reshape(batch, nq, topk),
-                  counted ? c.keep(Tensor.of(counts)).reshape(batch, nq) : null);
+                  c.keep(TestDevice.of(indices)).reshape(batch, nq, topk),
+                  counted ? c.keep(TestDevice.of(counts)).reshape(batch, nq) : null);
       c.check(
           mla.decodeWithLse(
               c.input(q, batch, nq, c.heads, width),
@@ -313,9 +315,11 @@ class MlaTest {
             q,
             rows,
             AttentionOptions.causal(1 / Math.sqrt(128 + rope)));
-    try (Tensor kv = Tensor.empty(DType.UINT8, 1, nk, CacheReference.ROW_BYTES);
+    try (Tensor onHost = Tensor.empty(DType.UINT8, 1, nk, CacheReference.ROW_BYTES);
+        Tensor kv = TestDevice.empty(DType.UINT8, 1, nk, CacheReference.ROW_BYTES);
         Tensor queries = Cases.dense(DType.BF16, q, 1, 1, heads, latent + rope)) {
-      kv.segment().copyFrom(java.lang.foreign.MemorySegment.ofArray(bytes));
+      onHost.segment().copyFrom(java.lang.foreign.MemorySegment.ofArray(bytes));
+      kv.copyFrom(onHost);
       try (Tensor out =
           MultiHeadLatentAttention.causal().withHeadDims(128, rope).decode(queries, kv)) {
         assertThat(out.shape()).isEqualTo(Shape.of(1, 1, heads, latent));

@@ -9,6 +9,7 @@ import dev.flare.testing.Cases.Kda;
 import dev.flare.testing.Cases.KdaDecode;
 import dev.flare.testing.Cases.Mla;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
@@ -17,6 +18,7 @@ import org.junit.jupiter.params.provider.MethodSource;
  * -Dflare.test.device=cuda:N} names; {@code -Dflare.test.cases=N} runs more of them.
  */
 @RequiresLibrary
+@Tag("device")
 class RandomCasesTest {
   private static final int CASES = Integer.getInteger("flare.test.cases", 60);
 
