@@ -17,6 +17,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.jspecify.annotations.Nullable;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
@@ -25,6 +26,7 @@ import org.junit.jupiter.params.provider.MethodSource;
  * file, within the acceptance table of the golden files.
  */
 @RequiresLibrary
+@Tag("device")
 class GoldenFilesTest {
   static List<Path> files() {
     return Golden.files();
@@ -56,8 +58,9 @@ class GoldenFilesTest {
     Tensor tensor(String name) {
       Tensor view = c.tensor(name).tensor();
       assertThat(view.isReadOnly()).as("%s is a view of the file", name).isTrue();
-      opened.add(view);
-      return view;
+      Tensor there = view.to(TestDevice.chosen());
+      opened.add(there);
+      return there;
     }
 
     @Nullable Tensor optional(String name) {

@@ -19,8 +19,8 @@ import org.junit.platform.launcher.core.LauncherDiscoveryRequestBuilder;
 import org.junit.platform.launcher.core.LauncherFactory;
 
 /**
- * Runs the unit tests from the bundle, on a machine without build tools: {@code bin/test [--tag
- * TAG]... [--class NAME]...}.
+ * Runs the unit tests from the bundle, on a machine without build tools: {@code bin/test [--device
+ * cuda:N] [--tag TAG]... [--class NAME]...}.
  *
  * <p>Prints each failure, the reasons of skipped tests, and one closing line; exit status 1 if a
  * test failed or none ran.
@@ -40,26 +40,34 @@ public final class TestRunner implements TestExecutionListener {
    * Runs the tests and ends the process.
    *
    * @param args {@code --tag TAG} keeps tests of a tag, {@code --exclude-tag TAG} drops them,
-   *     {@code --class NAME} runs one class (full name) instead of all
+   *     {@code --class NAME} runs one class (full name) instead of all; {@code --device cuda:N} runs
+   *     the tests of a GPU and of operations, on that one
    */
   public static void main(String[] args) {
     List<String> tags = new ArrayList<>();
     List<String> excludedTags = new ArrayList<>();
     List<String> classes = new ArrayList<>();
+    List<String> devices = new ArrayList<>();
     for (int i = 0; i < args.length; i += 2) {
       List<String> values =
           switch (args[i]) {
             case "--tag" -> tags;
             case "--exclude-tag" -> excludedTags;
             case "--class" -> classes;
+            case "--device" -> devices;
             default -> null;
           };
       if (values == null || i + 1 == args.length) {
-        System.err.println("usage: test [--tag TAG]... [--exclude-tag TAG]... [--class NAME]...");
+        System.err.println(
+            "usage: test [--device cuda:N] [--tag TAG]... [--exclude-tag TAG]... [--class NAME]...");
         System.exit(2);
       } else {
         values.add(args[i + 1]);
       }
+    }
+    for (String device : devices) {
+      System.setProperty("flare.test.device", device);
+      tags.addAll(List.of("gpu", "device"));
     }
     System.exit(new TestRunner(System.out).run(tags, excludedTags, classes) ? 0 : 1);
   }
