@@ -15,8 +15,8 @@ import java.util.Objects;
  * and {@code copies_bench} write.
  *
  * <p>A file is a JSON object with {@code results}, a list of {@code row}, {@code peer} and {@code
- * median_us}, and {@code environment}, texts by name. A result with {@code stored} was measured in
- * another run, and that text says which.
+ * median_us}, and {@code environment}, texts by name. A file with {@code stored} was measured in
+ * another run, and that text says which: {@code stored_peers.json}.
  */
 final class Peers {
   /**
@@ -48,12 +48,12 @@ final class Peers {
     if (file.get("environment") instanceof Map<?, ?> names) {
       names.forEach((name, value) -> environment.put("peers' " + name, String.valueOf(value)));
     }
+    Object stored = file.get("stored");
     for (Object entry : (List<?>) Objects.requireNonNull(file.get("results"))) {
       Map<?, ?> result = (Map<?, ?>) entry;
       String row = (String) Objects.requireNonNull(result.get("row"));
       String peer = (String) Objects.requireNonNull(result.get("peer"));
       Number micros = (Number) Objects.requireNonNull(result.get("median_us"));
-      Object stored = result.get("stored");
       times
           .computeIfAbsent(row, key -> new ArrayList<>())
           .add(new Time(peer, micros.doubleValue(), stored == null ? "" : stored.toString()));

@@ -56,9 +56,16 @@ class BenchCommandTest {
         peers,
         """
         {"environment": {"gpu": "H200"}, "results": [
-          {"row": "mla-prefill bf16 b1 n4096 h16", "peer": "cuBLAS up-projection alone", "median_us": 1e6},
-          {"row": "mla-prefill bf16 b1 n4096 h16", "peer": "cuBLAS + cuDNN", "median_us": 2e6, "stored": "run of May"},
+          {"row": "mla-prefill bf16 b1 n4096 h16",
+           "peer": "cuBLAS up-projection alone", "median_us": 1e6},
           {"row": "kda-decode bf16 b64 h32", "peer": "fla", "median_us": 3e6}]}
+        """);
+    Path stored = folder.resolve("stored.json");
+    Files.writeString(
+        stored,
+        """
+        {"stored": "run of May", "results": [
+          {"row": "mla-prefill bf16 b1 n4096 h16", "peer": "cuBLAS + cuDNN", "median_us": 2e6}]}
         """);
     Path page = folder.resolve("groups.md");
     Path figures = folder.resolve("groups.json");
@@ -74,7 +81,7 @@ class BenchCommandTest {
             "--group",
             "mla-prefill,kda-decode,varlen,copies,host",
             "--peers",
-            peers.toString(),
+            peers + "," + stored,
             "--markdown",
             page.toString(),
             "--json",

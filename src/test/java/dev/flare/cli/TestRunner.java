@@ -40,8 +40,8 @@ public final class TestRunner implements TestExecutionListener {
    * Runs the tests and ends the process.
    *
    * @param args {@code --tag TAG} keeps tests of a tag, {@code --exclude-tag TAG} drops them,
-   *     {@code --class NAME} runs one class (full name) instead of all; {@code --device cuda:N} runs
-   *     the tests of a GPU and of operations, on that one
+   *     {@code --class NAME} runs one class (full name) instead of all; {@code --device cuda:N}
+   *     runs the tests of a GPU and of operations, on that one
    */
   public static void main(String[] args) {
     List<String> tags = new ArrayList<>();
