@@ -39,8 +39,7 @@ final class DoctorCommand extends BaseCommand {
     boolean gpuNeeded = device.isCuda() || (!device.isCpu() && Host.hasNvidiaHardware());
     findings.add(driver(gpuNeeded));
     findings.add(cuda(status, gpuNeeded));
-    if (status.library() instanceof Flare.Ready library
-        && status.cuda() instanceof Flare.Ready cuda) {
+    if (status instanceof Flare.Status(Flare.Ready library, Flare.Ready cuda)) {
       findings.add(GpuFindings.versions(library.detail(), cuda.detail()));
       findings.addAll(gpus());
     }
