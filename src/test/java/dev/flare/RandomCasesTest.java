@@ -1,6 +1,7 @@
 package dev.flare;
 
 import static org.assertj.core.api.Assertions.assertThat;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import dev.flare.reference.AttentionResult;
 import dev.flare.reference.KdaResult;
@@ -8,6 +9,7 @@ import dev.flare.testing.Cases.Attention;
 import dev.flare.testing.Cases.Kda;
 import dev.flare.testing.Cases.KdaDecode;
 import dev.flare.testing.Cases.Mla;
+import java.util.function.Supplier;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -20,6 +22,7 @@ import org.junit.jupiter.params.provider.MethodSource;
 @RequiresLibrary
 @Tag("device")
 class RandomCasesTest {
+  private static final Device DEVICE = TestDevice.chosen();
   private static final int CASES = Integer.getInteger("flare.test.cases", 60);
 
   static Stream<Attention> attention() {
@@ -42,28 +45,44 @@ class RandomCasesTest {
   @MethodSource("attention")
   void softmaxAttention(Attention c) {
     AttentionResult want = c.reference();
-    assertThat(CaseRun.attention(TestDevice.chosen(), c).misses(want.out(), want.lse())).isEmpty();
+    CaseRun.Result got =
+        run(c.heads().dim(), c.heads().valueDim(), () -> CaseRun.attention(DEVICE, c));
+    assertThat(got.misses(want.out(), want.lse())).isEmpty();
   }
 
   @ParameterizedTest(name = "{0}")
   @MethodSource("mla")
   void latentAttention(Mla c) {
     AttentionResult want = c.reference();
-    assertThat(CaseRun.mla(TestDevice.chosen(), c).misses(want.out(), want.lse())).isEmpty();
+    assertThat(CaseRun.mla(DEVICE, c).misses(want.out(), want.lse())).isEmpty();
   }
 
   @ParameterizedTest(name = "{0}")
   @MethodSource("kda")
   void deltaAttention(Kda c) {
     KdaResult want = c.reference();
-    assertThat(CaseRun.kda(TestDevice.chosen(), c).misses(want.out(), want.finalState())).isEmpty();
+    CaseRun.Result got =
+        run(c.inputs().keyDim(), c.inputs().valueDim(), () -> CaseRun.kda(DEVICE, c));
+    assertThat(got.misses(want.out(), want.finalState())).isEmpty();
   }
 
   @ParameterizedTest(name = "{0}")
   @MethodSource("kdaDecode")
   void deltaDecode(KdaDecode c) {
     KdaResult want = c.reference();
-    assertThat(CaseRun.kdaDecode(TestDevice.chosen(), c).misses(want.out(), want.finalState()))
-        .isEmpty();
+    CaseRun.Result got =
+        run(c.inputs().keyDim(), c.inputs().valueDim(), () -> CaseRun.kdaDecode(DEVICE, c));
+    assertThat(got.misses(want.out(), want.finalState())).isEmpty();
+  }
+
+  /** A GPU need not have a kernel for head dimensions that are no multiples of 8. */
+  private static CaseRun.Result run(int dim, int valueDim, Supplier<CaseRun.Result> call) {
+    try {
+      return call.get();
+    } catch (UnsupportedException e) {
+      boolean required = DEVICE.isCpu() || (dim % 8 == 0 && valueDim % 8 == 0);
+      assumeTrue(required, e::getMessage);
+      throw e;
+    }
   }
 }
