@@ -43,8 +43,18 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
     return (int) pages;
   }
 
-  /** Copies the rows of one page to another. */
-  abstract void copyPage(int from, int to);
+  /** Copies the rows of one page to another, on a stream if one is given. */
+  abstract void copyPage(int from, int to, @Nullable Stream stream);
+
+  static void copyPage(Tensor pool, int from, int to, @Nullable Stream stream) {
+    Tensor target = pool.select(0, to);
+    Tensor source = pool.select(0, from);
+    if (stream == null) {
+      target.copyFrom(source);
+    } else {
+      target.copyFrom(source, stream);
+    }
+  }
 
   /** Frees the pools. */
   abstract void closePools();
@@ -165,7 +175,7 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
      *
      * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
      */
-    Growth(List<Sequence> sequences, int... counts) {
+    Growth(@Nullable Stream stream, List<Sequence> sequences, int... counts) {
       requireOpen();
       this.sequences = sequences;
       this.counts = counts;
@@ -196,7 +206,7 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
       int at = 0;
       for (int i = 0; i < counts.length; i++) {
         Sequence sequence = sequences.get(i);
-        sequence.grow(counts[i]);
+        sequence.grow(counts[i], stream);
         for (int t = 0; t < counts[i]; t++) {
           long position = sequence.length + t;
           int page = sequence.pages[(int) (position / pageSize)];
@@ -206,12 +216,24 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
       }
     }
 
-    long[] slots() {
-      return slots;
+    Tensor slots(@Nullable Stream stream) {
+      return there(slots, stream);
     }
 
-    long[] positions() {
-      return positions;
+    Tensor positions(@Nullable Stream stream) {
+      return there(positions, stream);
+    }
+
+    /** A new tensor on the cache's device. */
+    private Tensor there(long[] values, @Nullable Stream stream) {
+      Tensor here = Tensor.of(values);
+      if (device.isCpu()) {
+        return here;
+      }
+      try (here) {
+        // The driver has read pageable memory when it returns.
+        return stream == null ? here.to(device) : here.to(device, stream);
+      }
     }
 
     /** The rows could not be written: gives the new pages back. */
@@ -339,13 +361,13 @@ public abstract sealed class KvCache implements AutoCloseable permits PagedKvCac
       return wanted - pageCount + (sharesLastPage() ? 1 : 0);
     }
 
-    private void grow(int tokens) {
+    private void grow(int tokens, @Nullable Stream stream) {
       if (tokens == 0) {
         return;
       }
       if (sharesLastPage()) {
         int own = take();
-        copyPage(pages[pageCount - 1], own);
+        copyPage(pages[pageCount - 1], own, stream);
         drop(pages[pageCount - 1]);
         pages[pageCount - 1] = own;
       }

@@ -96,10 +96,32 @@ public final class LatentKvCache extends KvCache {
    * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
    * @throws InvalidArgumentException if the tensors do not fit the cache
    */
-  public synchronized void append(
+  public void append(
       Sequence sequence, Tensor cKv, @Nullable Tensor kRope, @Nullable Rotary rotary) {
+    append(sequence, cKv, kRope, rotary, null);
+  }
+
+  /**
+   * Queues adding tokens to the end of a sequence on a stream, turning the rope part by their
+   * positions in it.
+   *
+   * @param sequence of this cache
+   * @param cKv {@code [T, d_c]}, FP32, FP16 or BF16
+   * @param kRope {@code [T, d_rope]}, of the same dtype; null if there is no rope part
+   * @param rotary the turn; null for none
+   * @param stream of the cache's device; null for its default stream
+   * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
+   * @throws InvalidArgumentException if the tensors do not fit the cache
+   */
+  public synchronized void append(
+      Sequence sequence,
+      Tensor cKv,
+      @Nullable Tensor kRope,
+      @Nullable Rotary rotary,
+      @Nullable Stream stream) {
     check(cKv, kRope);
-    grow(new Growth(List.of(sequence), Math.toIntExact(cKv.dim(0))), cKv, kRope, rotary);
+    int tokens = Math.toIntExact(cKv.dim(0));
+    grow(new Growth(stream, List.of(sequence), tokens), cKv, kRope, rotary, stream);
   }
 
   /**
@@ -112,8 +134,28 @@ public final class LatentKvCache extends KvCache {
    * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
    * @throws InvalidArgumentException if the tensors do not fit the cache or the sequences
    */
-  public synchronized void appendEach(
+  public void appendEach(
       List<Sequence> sequences, Tensor cKv, @Nullable Tensor kRope, @Nullable Rotary rotary) {
+    appendEach(sequences, cKv, kRope, rotary, null);
+  }
+
+  /**
+   * Queues adding one token to each of several sequences on a stream: a decode step.
+   *
+   * @param sequences of this cache, each once
+   * @param cKv {@code [B, d_c]}: row b goes to sequence b
+   * @param kRope {@code [B, d_rope]}; null if there is no rope part
+   * @param rotary the turn; null for none
+   * @param stream of the cache's device; null for its default stream
+   * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
+   * @throws InvalidArgumentException if the tensors do not fit the cache or the sequences
+   */
+  public synchronized void appendEach(
+      List<Sequence> sequences,
+      Tensor cKv,
+      @Nullable Tensor kRope,
+      @Nullable Rotary rotary,
+      @Nullable Stream stream) {
     check(cKv, kRope);
     if (cKv.dim(0) != sequences.size()) {
       throw new InvalidArgumentException(
@@ -121,13 +163,18 @@ public final class LatentKvCache extends KvCache {
     }
     int[] ones = new int[sequences.size()];
     Arrays.fill(ones, 1);
-    grow(new Growth(sequences, ones), cKv, kRope, rotary);
+    grow(new Growth(stream, sequences, ones), cKv, kRope, rotary, stream);
   }
 
-  private void grow(Growth growth, Tensor cKv, @Nullable Tensor kRope, @Nullable Rotary rotary) {
-    try (Tensor slots = Tensor.of(growth.slots());
-        Tensor positions = Tensor.of(growth.positions())) {
-      write(cKv, kRope, slots, rotary, rotary == null ? null : positions);
+  private void grow(
+      Growth growth,
+      Tensor cKv,
+      @Nullable Tensor kRope,
+      @Nullable Rotary rotary,
+      @Nullable Stream stream) {
+    try (Tensor slots = growth.slots(stream);
+        Tensor positions = growth.positions(stream)) {
+      write(cKv, kRope, slots, rotary, rotary == null ? null : positions, stream);
       growth.commit();
     } catch (RuntimeException | Error e) {
       growth.rollback();
@@ -153,6 +200,29 @@ public final class LatentKvCache extends KvCache {
       Tensor slots,
       @Nullable Rotary rotary,
       @Nullable Tensor positions) {
+    write(cKv, kRope, slots, rotary, positions, null);
+  }
+
+  /**
+   * Queues writing tokens to given rows on a stream: row t goes to page {@code slots[t] /
+   * page_size}, offset {@code slots[t] % page_size}. For callers that manage pages themselves.
+   *
+   * @param cKv {@code [T, d_c]}, FP32, FP16 or BF16
+   * @param kRope {@code [T, d_rope]}, of the same dtype; null if there is no rope part
+   * @param slots {@code [T]} INT32 or INT64; a negative one skips its row
+   * @param rotary the turn; null for none
+   * @param positions {@code [T]}, of the dtype of slots: rows of the rotary tables; null without
+   *     rotary
+   * @param stream of the cache's device; null for its default stream
+   * @throws InvalidArgumentException if the tensors do not fit the cache, or a slot is out of range
+   */
+  public void write(
+      Tensor cKv,
+      @Nullable Tensor kRope,
+      Tensor slots,
+      @Nullable Rotary rotary,
+      @Nullable Tensor positions,
+      @Nullable Stream stream) {
     Flare.require();
     requireOpen();
     check(cKv, kRope);
@@ -180,7 +250,7 @@ public final class LatentKvCache extends KvCache {
       Once.run(
           Operation.CACHE_APPEND,
           device(),
-          null,
+          stream,
           params,
           Once.argument("cKv", CacheAppendParams.K, cKv),
           Once.argument("kRope", CacheAppendParams.V, kRope),
@@ -240,8 +310,8 @@ public final class LatentKvCache extends KvCache {
   }
 
   @Override
-  void copyPage(int from, int to) {
-    rows.select(0, to).copyFrom(rows.select(0, from));
+  void copyPage(int from, int to, @Nullable Stream stream) {
+    copyPage(rows, from, to, stream);
   }
 
   @Override

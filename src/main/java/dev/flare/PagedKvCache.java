@@ -153,9 +153,27 @@ public final class PagedKvCache extends KvCache {
    * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
    * @throws InvalidArgumentException if the tensors do not fit the cache
    */
-  public synchronized void append(Sequence sequence, Tensor k, Tensor v, @Nullable Rotary rotary) {
+  public void append(Sequence sequence, Tensor k, Tensor v, @Nullable Rotary rotary) {
+    append(sequence, k, v, rotary, null);
+  }
+
+  /**
+   * Queues adding tokens to the end of a sequence on a stream, turning the keys by their positions
+   * in it.
+   *
+   * @param sequence of this cache
+   * @param k {@code [T, heads, key_dim]}, FP32, FP16 or BF16
+   * @param v {@code [T, heads, value_dim]}, of the same dtype
+   * @param rotary the turn; null for none
+   * @param stream of the cache's device; null for its default stream
+   * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
+   * @throws InvalidArgumentException if the tensors do not fit the cache
+   */
+  public synchronized void append(
+      Sequence sequence, Tensor k, Tensor v, @Nullable Rotary rotary, @Nullable Stream stream) {
     check(k, v);
-    grow(new Growth(List.of(sequence), Math.toIntExact(k.dim(0))), k, v, rotary);
+    int tokens = Math.toIntExact(k.dim(0));
+    grow(new Growth(stream, List.of(sequence), tokens), k, v, rotary, stream);
   }
 
   /**
@@ -168,8 +186,27 @@ public final class PagedKvCache extends KvCache {
    * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
    * @throws InvalidArgumentException if the tensors do not fit the cache or the sequences
    */
+  public void appendEach(List<Sequence> sequences, Tensor k, Tensor v, @Nullable Rotary rotary) {
+    appendEach(sequences, k, v, rotary, null);
+  }
+
+  /**
+   * Queues adding one token to each of several sequences on a stream: a decode step.
+   *
+   * @param sequences of this cache, each once
+   * @param k {@code [B, heads, key_dim]}: row b goes to sequence b
+   * @param v {@code [B, heads, value_dim]}
+   * @param rotary the turn; null for none
+   * @param stream of the cache's device; null for its default stream
+   * @throws OutOfMemoryException if there are too few free pages; nothing has changed then
+   * @throws InvalidArgumentException if the tensors do not fit the cache or the sequences
+   */
   public synchronized void appendEach(
-      List<Sequence> sequences, Tensor k, Tensor v, @Nullable Rotary rotary) {
+      List<Sequence> sequences,
+      Tensor k,
+      Tensor v,
+      @Nullable Rotary rotary,
+      @Nullable Stream stream) {
     check(k, v);
     if (k.dim(0) != sequences.size()) {
       throw new InvalidArgumentException(
@@ -177,13 +214,14 @@ public final class PagedKvCache extends KvCache {
     }
     int[] ones = new int[sequences.size()];
     Arrays.fill(ones, 1);
-    grow(new Growth(sequences, ones), k, v, rotary);
+    grow(new Growth(stream, sequences, ones), k, v, rotary, stream);
   }
 
-  private void grow(Growth growth, Tensor k, Tensor v, @Nullable Rotary rotary) {
-    try (Tensor slots = Tensor.of(growth.slots());
-        Tensor positions = Tensor.of(growth.positions())) {
-      write(k, v, slots, rotary, rotary == null ? null : positions);
+  private void grow(
+      Growth growth, Tensor k, Tensor v, @Nullable Rotary rotary, @Nullable Stream stream) {
+    try (Tensor slots = growth.slots(stream);
+        Tensor positions = growth.positions(stream)) {
+      write(k, v, slots, rotary, rotary == null ? null : positions, stream);
       growth.commit();
     } catch (RuntimeException | Error e) {
       growth.rollback();
@@ -205,6 +243,29 @@ public final class PagedKvCache extends KvCache {
    */
   public void write(
       Tensor k, Tensor v, Tensor slots, @Nullable Rotary rotary, @Nullable Tensor positions) {
+    write(k, v, slots, rotary, positions, null);
+  }
+
+  /**
+   * Queues writing tokens to given rows on a stream: row t goes to page {@code slots[t] /
+   * page_size}, offset {@code slots[t] % page_size}. For callers that manage pages themselves.
+   *
+   * @param k {@code [T, heads, key_dim]}, FP32, FP16 or BF16
+   * @param v {@code [T, heads, value_dim]}, of the same dtype
+   * @param slots {@code [T]} INT32 or INT64; a negative one skips its row
+   * @param rotary the turn; null for none
+   * @param positions {@code [T]}, of the dtype of slots: rows of the rotary tables; null without
+   *     rotary
+   * @param stream of the cache's device; null for its default stream
+   * @throws InvalidArgumentException if the tensors do not fit the cache, or a slot is out of range
+   */
+  public void write(
+      Tensor k,
+      Tensor v,
+      Tensor slots,
+      @Nullable Rotary rotary,
+      @Nullable Tensor positions,
+      @Nullable Stream stream) {
     Flare.require();
     requireOpen();
     check(k, v);
@@ -236,7 +297,7 @@ public final class PagedKvCache extends KvCache {
       Once.run(
           Operation.CACHE_APPEND,
           device(),
-          null,
+          stream,
           params,
           Once.argument("k", CacheAppendParams.K, k),
           Once.argument("v", CacheAppendParams.V, v),
@@ -263,9 +324,9 @@ public final class PagedKvCache extends KvCache {
   }
 
   @Override
-  void copyPage(int from, int to) {
-    keys.select(0, to).copyFrom(keys.select(0, from));
-    values.select(0, to).copyFrom(values.select(0, from));
+  void copyPage(int from, int to, @Nullable Stream stream) {
+    copyPage(keys, from, to, stream);
+    copyPage(values, from, to, stream);
   }
 
   @Override

@@ -434,6 +434,46 @@ abstract class DeviceContract {
     }
   }
 
+  /** A serving loop: everything on a stream of its own, one plan, addresses that stay. */
+  @Test
+  void decodingOnAStream() {
+    int steps = 40;
+    try (Stream stream = Stream.create(gpu());
+        PagedKvCache there = PagedKvCache.create(gpu(), DType.BF16, 2, 128, 16, 10);
+        PagedKvCache here = PagedKvCache.create(Device.cpu(), DType.BF16, 2, 128, 16, 10);
+        Tensor q = random(1, DType.BF16, 2, 1, 8, 128);
+        Tensor tokens = random(2, DType.BF16, steps, 2, 2, 128);
+        Tensor hq = q.to(Device.cpu());
+        Tensor htokens = tokens.to(Device.cpu());
+        Tensor results = Tensor.empty(gpu(), DType.BF16, shape(steps, 2, 1, 8, 128))) {
+      List<KvCache.Sequence> sequences = List.of(there.open(), there.open());
+      List<KvCache.Sequence> wantSequences = List.of(here.open(), here.open());
+      try (KvCache.Batch batch = there.batch(steps, sequences.get(0), sequences.get(1));
+          AttentionPlan plan =
+              FlashAttention.causal()
+                  .withPages(batch.blockTable(), batch.lengths(), batch.maxLength())
+                  .plan(q, there.keys(), there.values());
+          Tensor out = plan.emptyOutput()) {
+        for (int step = 0; step < steps; step++) {
+          Tensor token = tokens.select(0, step);
+          there.appendEach(sequences, token, token, null, stream);
+          batch.update(stream);
+          plan.launch(stream, q, there.keys(), there.values(), out, null);
+          results.select(0, step).copyFrom(out, stream);
+        }
+        stream.synchronize();
+        for (int step = 0; step < steps; step++) {
+          Tensor token = htokens.select(0, step);
+          here.appendEach(wantSequences, token, token, null);
+          try (KvCache.Batch wantBatch = here.batch(wantSequences.get(0), wantSequences.get(1));
+              Tensor want = FlashAttention.causal().run(hq, wantBatch)) {
+            assertNear("step " + step, results.select(0, step), want);
+          }
+        }
+      }
+    }
+  }
+
   @Test
   void latentCache() {
     MultiHeadLatentAttention mla = MultiHeadLatentAttention.causal().withHeadDims(128, 64);
