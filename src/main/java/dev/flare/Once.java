@@ -57,6 +57,7 @@ final class Once {
     try {
       for (Argument argument : arguments) {
         if (argument.tensor != null) {
+          Checks.present(argument.name, argument.tensor, device);
           argument.tensor.acquire(argument.name, on);
           params.set(argument.field, argument.tensor.address());
         }

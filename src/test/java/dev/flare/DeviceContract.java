@@ -1001,6 +1001,19 @@ abstract class DeviceContract {
           .isInstanceOf(InvalidArgumentException.class);
       plan.launch(there, there, there, out);
       assertThat(out.toFloatArray()).containsOnly(0);
+      assertThatThrownBy(() -> FlashAttention.full().withSink(here).run(there, there, there))
+          .isInstanceOf(InvalidArgumentException.class);
+    }
+    try (PagedKvCache cache = PagedKvCache.create(gpu(), DType.BF16, 1, 64, 16, 2);
+        Tensor k = random(1, DType.BF16, 3, 1, 64);
+        Tensor hk = k.to(Device.cpu());
+        Tensor slots = Tensor.of(new int[] {0, 1, 2})) {
+      assertThatThrownBy(() -> cache.write(hk, hk, slots, null, null))
+          .isInstanceOf(InvalidArgumentException.class)
+          .hasMessageContaining("k: got a tensor on cpu, want one on " + gpu());
+      assertThatThrownBy(() -> cache.write(k, k, slots, null, null))
+          .isInstanceOf(InvalidArgumentException.class)
+          .hasMessageContaining("slots: got a tensor on cpu, want one on " + gpu());
     }
   }
 
