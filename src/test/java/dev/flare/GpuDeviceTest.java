@@ -63,28 +63,26 @@ class GpuDeviceTest extends DeviceContract {
     }
   }
 
-  /** Reads far beyond its pages, which loses the context of its process. */
+  /** Writes far beyond its pages, which loses the context of its process. */
   static final class Fault {
     private Fault() {}
 
     public static void main(String[] args) {
       Device gpu = Device.cuda(0);
-      Tensor pages = Tensor.zeros(gpu, DType.BF16, Shape.of(2, 64, 1, 128));
-      Tensor q = Tensor.zeros(gpu, DType.BF16, Shape.of(1, 1, 1, 128));
-      Tensor table = Tensor.of(new int[] {1 << 30}, 1, 1).to(gpu);
-      Tensor lengths = Tensor.of(new int[] {64}, 1).to(gpu);
-      FlashAttention wrong = FlashAttention.causal().withPages(table, lengths, 64);
+      PagedKvCache cache = PagedKvCache.create(gpu, DType.BF16, 1, 128, 64, 2);
+      Tensor k = Tensor.zeros(gpu, DType.BF16, Shape.of(1, 1, 128));
+      Tensor slots = Tensor.of(new long[] {1L << 36}).to(gpu);
       for (int i = 0; i < 2; i++) {
         try {
-          wrong.run(q, pages, pages).toFloatArray();
+          cache.write(k, k, slots, null, null);
+          gpu.synchronize();
           System.out.println("no fault");
         } catch (DeviceException e) {
           System.out.println(e.getMessage());
         }
       }
-      pages.close();
-      gpu.stream().close();
-      System.out.println("closed, " + q);
+      cache.close();
+      System.out.println("closed, " + k);
     }
   }
 
@@ -106,7 +104,9 @@ class GpuDeviceTest extends DeviceContract {
     Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
     String out = new String(process.getInputStream().readAllBytes(), UTF_8);
     assertThat(process.waitFor(60, TimeUnit.SECONDS)).isTrue();
-    assertThat(out.lines().filter(line -> line.contains("cuda:0 is lost"))).hasSizeGreaterThan(1);
+    assertThat(out.lines().filter(line -> line.contains("cuda:0 is lost")))
+        .as(out)
+        .hasSizeGreaterThan(1);
     assertThat(out).contains("Restart the process").contains("closed, Tensor[");
     assertThat(process.exitValue()).as(out).isZero();
   }
