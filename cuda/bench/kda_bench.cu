@@ -67,6 +67,14 @@ void bench_portable(const char* name, const Case& c) {
     std::printf("portable %-25s %7.3f ms\n", name, ms);
 }
 
+// Token by token, as fp32 inputs run.
+void bench_recurrent(const char* name, Case c) {
+    c.dtype = c.gate_dtype = c.beta_dtype = DType::kFp32;
+    Inputs in(c);
+    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_recurrent_sm80(in.p, nullptr)), "recurrent"); }, 5);
+    std::printf("recurrent %-24s %7.3f ms, fp32\n", name, ms);
+}
+
 void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout) {
     Case c;
     c.batch = batch;
@@ -77,7 +85,7 @@ void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout
     Inputs in(c);
     KdaParams p = in.p;
     p.final_state = in.initial->data;
-    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, sm_count(), nullptr)), "decode"); }, 21);
+    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, nullptr)), "decode"); }, 21);
     const double gigabytes = 1e-9 * batch * 32 * (32768.0 * element_bytes(state) + tokens * 1282.0);
     std::printf("decode B=%-4ld T=%ld %s %s  %8.1f us  %.2f TB/s\n", static_cast<long>(batch),
                 static_cast<long>(tokens), state == DType::kFp32 ? "fp32" : "bf16",
@@ -129,7 +137,10 @@ int main(int argc, char**) {
     bench_portable("8192, 96, 8x1024", row(1, 8192, 96, std::vector<int64_t>(8, 1024)));
     bench_portable("8192, 64, 1", row(1, 8192, 64));
     bench_portable("8192, 16, 1", row(1, 8192, 16));
+    bench_portable("64 x 512, 32", row(64, 512, 32));
     bench_portable("8192, 96, 1, softplus", soft);
+    bench_recurrent("8192, 96, 1", row(1, 8192, 96));
+    bench_recurrent("64 x 512, 32", row(64, 512, 32));
     for (int64_t batch : {1, 64, 256}) {
         bench_decode(batch, 1, DType::kFp32, StateLayout::kVK);
     }

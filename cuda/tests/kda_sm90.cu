@@ -249,7 +249,7 @@ void test_decode(const Case& c) {
         report(c.name, false, refusal);
         return;
     }
-    check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, 132, nullptr)), "decode");
+    check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, nullptr)), "decode");
     check(cudaDeviceSynchronize(), "decode");
     const double out_error = relative_error(in.out->data, c.dtype, static_cast<double*>(ref.out->data), c.rows(),
                                             c.heads_v * 128, in.p.out_stride.token);
@@ -287,7 +287,7 @@ void test_decode_slots() {
     p.num_accepted = accepted_buffer.data;
     p.padding_slot = -1;
     p.index64 = 1;
-    check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, 132, nullptr)), "decode");
+    check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, nullptr)), "decode");
     check(cudaDeviceSynchronize(), "decode");
     double out_error = 0.0;
     double state_error = 0.0;

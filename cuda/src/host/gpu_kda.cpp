@@ -180,7 +180,7 @@ int32_t launch_forward(const Selected& s, const flare_kda_forward_params& p) {
 
 int32_t kda_forward(const flare_kda_forward_params& p) {
     return selected(p, [&](const Selected& s) -> int32_t {
-        if (const int32_t status = check_alignments({{"q", p.q}, {"k", p.k}, {"v", p.v}, {"g", p.g}, {"out", p.out},
+        if (const int32_t status = check_alignments({{"q", p.q}, {"k", p.k}, {"v", p.v}, {"g", p.g}, {"dt_bias", p.dt_bias}, {"out", p.out},
                                                      {"initial_state", p.initial_state}, {"final_state", p.final_state}})) {
             return status;
         }
@@ -204,12 +204,12 @@ int32_t kda_forward_kernel_name(const flare_kda_forward_params& p, char* name, u
 
 int32_t kda_decode(const flare_kda_decode_params& p) {
     return selected(p, [&](const Selected& s) -> int32_t {
-        if (const int32_t status = check_alignments({{"q", p.q}, {"k", p.k}, {"v", p.v}, {"g", p.g}, {"out", p.out},
+        if (const int32_t status = check_alignments({{"q", p.q}, {"k", p.k}, {"v", p.v}, {"g", p.g}, {"dt_bias", p.dt_bias}, {"out", p.out},
                                                      {"state", p.state}, {"state_out", p.state_out}})) {
             return status;
         }
         const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
-        const int32_t error = s.path == Path::kSm80 ? kda::launch_kda_decode_sm80(s.params, s.device.sm_count, stream)
+        const int32_t error = s.path == Path::kSm80 ? kda::launch_kda_decode_sm80(s.params, stream)
                                                     : kda::launch_kda_recurrent_sm80(s.params, stream);
         return check_cuda(static_cast<cudaError_t>(error), "kda_decode");
     });

@@ -1,42 +1,33 @@
-// KDA decode on any CUDA device: one or a few tokens per sequence. Bound by memory: each state is read and written once, so what counts
-// is that reads never stop.
+// KDA decode on any CUDA device: one or a few tokens per sequence. Bound by memory: each state is read and written once, so what counts is
+// that reads never stop. Many small independent warps do that best: each takes a piece of a few value columns of one (sequence, value
+// head), and is gone after it. There is no barrier wider than a warp.
 //
-// A warp works alone: it walks over pieces of 16 value columns of one (sequence, value head), the next kStages of which are on their way
-// into its own ring in shared memory (cp.async), while it updates one in registers and writes it back from there. There is no barrier
-// wider than a warp. A lane holds K / 8 key channels x 4 value columns, arranged so that every access is wide in either layout:
-//   V, K layout: lane = 8 r + j holds columns 4 i + r (i < 4); channels in runs of 4 (fp32) or 8 (bf16) that the 8 lanes j interleave
-//   K, V layout: lane = 4 j + r holds columns 4 r + i (i < 4), channels 8 m + j
+// All that a piece needs is requested at once, the token's vectors before the state: behind the state they would wait for it, and every
+// latency in sequence is paid at the full queue of a busy memory (q, k, v after the state: 350 us instead of 276 at 256 sequences).
+//
+// A lane holds K / 8 key channels x kCols value columns, arranged so that accesses are wide in either layout:
+//   V, K layout: lane = 8 r + j holds columns 4 i + r; channels in runs of 4 (fp32) or 8 (bf16) that the 8 lanes j interleave
+//   K, V layout: lane = 4 j + r holds columns 4 r + i, channels 8 m + j
 // Sums over channels are butterflies over the 8 lanes j. Normalised q and k and the decay of a token pass through the warp's shared memory.
 #include "kda/token.cuh"
-
-#include "ptx/ldst.cuh"
-#include "ptx/mbarrier.cuh"
 
 namespace flare::kda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 64;
 constexpr int kWarps = kThreads / 32;
-constexpr int kColumns = 16;  // of a piece
 
-template <int kDim, StateLayout kStateLayout, bool kIsBf16>
+template <int kDim, StateLayout kStateLayout, bool kIsBf16, bool kIsOneToken>
 struct Config {
-    static constexpr int kK = kDim;
+    static constexpr int kK = kDim;  // and V
     static constexpr StateLayout kLayout = kStateLayout;
     static constexpr bool kBf16 = kIsBf16;
-    static constexpr int kChannels = kK / 8;  // of a lane
-    static constexpr int kElementBytes = kBf16 ? 2 : 4;
-    static constexpr int kPieceBytes = kColumns * kK * kElementBytes;
-#ifdef FLARE_DECODE_STAGES
-    static constexpr int kStages = FLARE_DECODE_STAGES;
-#else
-    static constexpr int kStages = 3;
-#endif
-    static constexpr int kTokenBytes = 3 * 4 * kK;  // q, k and decay of one token
-    static constexpr int kWarpBytes = kStages * kPieceBytes + kTokenBytes;
-    static constexpr int kSharedBytes = kWarps * kWarpBytes;
-    static constexpr int kBlocksPerSm = 227 * 1024 / (kSharedBytes + 1024);
-    static_assert(kSharedBytes <= 160 * 1024, "an A100 runs it");
+    static constexpr bool kOneToken = kIsOneToken;  // of each sequence, dense; else any number of them
+    static constexpr int kTokens = kOneToken ? 1 : 4;  // ready at a time
+    static constexpr int kChannels = kK / 8;           // of a lane
+    static constexpr int kCols = 4;  // of a lane
+    static constexpr int kColumns = 4 * kCols;  // of a piece
+    static constexpr int kBlocksPerSm = kOneToken ? 8 : 6;
 };
 
 struct Lane {
@@ -61,132 +52,202 @@ __device__ __forceinline__ int column_of(int i, int r) {
 }
 
 // Piece number -> which sequence, head and columns.
+template <typename C>
 struct Piece {
-    int64_t n;
-    int64_t head;
+    uint32_t n;
+    uint32_t head;
+    uint32_t head_qk;
     int column0;
 
-    __device__ __forceinline__ Piece(const KdaParams& p, uint32_t piece) {
-        const uint32_t per_state = static_cast<uint32_t>(p.head_dim_v) / kColumns;
+    __device__ __forceinline__ Piece(const KdaParams& p, uint32_t number) {
+        constexpr uint32_t per_state = C::kK / C::kColumns;
         const uint32_t heads = static_cast<uint32_t>(p.heads_v);
-        const uint32_t state = piece / per_state;
-        const uint32_t sequence = state / heads;
-        column0 = static_cast<int>(piece - state * per_state) * kColumns;
-        n = sequence;
-        head = state - sequence * heads;
+        const uint32_t state = number / per_state;
+                column0 = static_cast<int>(number - state * per_state) * C::kColumns;
+        n = state / heads;
+        head = state - n * heads;
+        head_qk = head / (heads / static_cast<uint32_t>(p.heads_qk));
     }
 };
 
-// Requests a piece of the pool into shared memory: there as [16][K] or [K][16], dense.
+// A token's vectors as they lie in memory: requested long before they are used. A lane has channels 4 lane .. 4 lane + 3, and value column
+// `lane` of the piece.
 template <typename C>
-__device__ __forceinline__ void request(uint32_t smem, const KdaParams& p, uint32_t number, int lane) {
-    const Piece piece(p, number);
-    const Slots slots{p, piece.n};
-    const int64_t slot = slots.start();
-    if (slots.is_padding(slot)) {
-        return;
+struct RawToken {
+    uint2 q, k;
+    uint4 g;
+    uint32_t v, beta;
+
+    __device__ __forceinline__ void request(const KdaParams& p, const TokenSpan& span, int64_t token, const Piece<C>& piece, int lane_idx) {
+        const int c = 4 * lane_idx;
+        q = k = {0, 0};
+        g = {0, 0, 0, 0};
+        v = beta = 0;
+        if (c < C::kK) {
+            q = load_raw4(p.q, element_offset(p.q_stride, span, token, piece.head_qk) + c);
+            k = load_raw4(p.k, element_offset(p.k_stride, span, token, piece.head_qk) + c);
+            const int64_t g0 = element_offset(p.g_stride, span, token, piece.head) + c;
+            if (p.gate_dtype == DType::kFp32) {
+                g = *reinterpret_cast<const uint4*>(static_cast<const float*>(p.g) + g0);
+            } else {
+                const uint2 half = load_raw4(p.g, g0);
+                g.x = half.x, g.y = half.y;
+            }
+        }
+        if (lane_idx < C::kColumns) {
+            const int column = piece.column0 + lane_idx;
+            v = static_cast<const uint16_t*>(p.v)[element_offset(p.v_stride, span, token, piece.head) + column];
+            beta = load_raw(p.beta, element_offset(p.beta_stride, span, token, piece.head) + (p.beta_per_channel != 0 ? column : 0),
+                            p.beta_dtype);
+        }
     }
-    const int64_t base = slot * p.initial_stride_n + piece.head * p.initial_stride_h;
-    const char* const pool = static_cast<const char*>(p.initial_state);
-    constexpr int kWide = 16 / C::kElementBytes;  // elements of 16 bytes
-    if constexpr (C::kLayout == StateLayout::kVK) {
-        const char* const from = pool + (base + static_cast<int64_t>(piece.column0) * C::kK + lane * kWide) * C::kElementBytes;
+};
+
+// Normalised and scaled q, normalised k, decay, v and beta of a token, in shared memory of one warp.
+template <typename C>
+struct TokenVectors {
+    alignas(16) float q[C::kK];
+    alignas(16) float k[C::kK];
+    alignas(16) float decay[C::kK];
+    float v[C::kColumns];
+    float beta[C::kColumns];
+
+    __device__ __forceinline__ void set(const RawToken<C>& raw, const KdaParams& p, const GateConstants& gate, const float4& bias,
+                                        int lane_idx) {
+        float q4[4], k4[4], g4[4];
+        convert4(q4, raw.q, p.dtype);
+        convert4(k4, raw.k, p.dtype);
+        if (p.gate_dtype == DType::kFp32) {
+            g4[0] = __uint_as_float(raw.g.x), g4[1] = __uint_as_float(raw.g.y);
+            g4[2] = __uint_as_float(raw.g.z), g4[3] = __uint_as_float(raw.g.w);
+        } else {
+            convert4(g4, {raw.g.x, raw.g.y}, p.gate_dtype);
+        }
+        float sum_q = 0.0f;
+        float sum_k = 0.0f;
 #pragma unroll
-        for (int i = 0; i < C::kPieceBytes / 512; ++i) {
-            ptx::cp_async_16(smem + 512 * i + 16 * lane, from + 512 * i, 16);
+        for (int i = 0; i < 4; ++i) {
+            sum_q = fmaf(q4[i], q4[i], sum_q);
+            sum_k = fmaf(k4[i], k4[i], sum_k);
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            sum_q += __shfl_xor_sync(0xffffffffu, sum_q, step);
+            sum_k += __shfl_xor_sync(0xffffffffu, sum_k, step);
+        }
+        const float norm_q = p.scale * (p.qk_l2norm != 0 ? rsqrtf(sum_q + kNormEpsilon) : 1.0f);
+        const float norm_k = p.qk_l2norm != 0 ? rsqrtf(sum_k + kNormEpsilon) : 1.0f;
+        if (4 * lane_idx < C::kK) {
+            reinterpret_cast<float4*>(q)[lane_idx] = {q4[0] * norm_q, q4[1] * norm_q, q4[2] * norm_q, q4[3] * norm_q};
+            reinterpret_cast<float4*>(k)[lane_idx] = {k4[0] * norm_k, k4[1] * norm_k, k4[2] * norm_k, k4[3] * norm_k};
+            reinterpret_cast<float4*>(decay)[lane_idx] = {
+                decay_from_log2(gate_log2(gate, g4[0] + bias.x)), decay_from_log2(gate_log2(gate, g4[1] + bias.y)),
+                decay_from_log2(gate_log2(gate, g4[2] + bias.z)), decay_from_log2(gate_log2(gate, g4[3] + bias.w))};
+        }
+        if (lane_idx < C::kColumns) {
+            v[lane_idx] = convert(raw.v, p.dtype);
+            beta[lane_idx] = activate_beta(p.beta_activation, convert(raw.beta, p.beta_dtype));
+        }
+    }
+};
+
+// This lane's first element of a piece of the pool; the others lie at constant distances.
+template <typename C>
+__device__ __forceinline__ int64_t lane_offset(int64_t slot, int64_t stride_n, int64_t stride_h, const Piece<C>& piece, const Lane& lane) {
+    const int in_state = C::kLayout == StateLayout::kVK ? (piece.column0 + column_of<C>(0, lane.r)) * C::kK + channel_of<C>(0, lane.j)
+                                                        : channel_of<C>(0, lane.j) * C::kK + piece.column0 + column_of<C>(0, lane.r);
+    return slot * stride_n + piece.head * stride_h + in_state;
+}
+
+template <typename C>
+__device__ __forceinline__ constexpr int distance(int m, int i) {
+    return C::kLayout == StateLayout::kVK ? column_of<C>(i, 0) * C::kK + channel_of<C>(m, 0)
+                                          : channel_of<C>(m, 0) * C::kK + column_of<C>(i, 0);
+}
+
+template <typename C>
+__device__ __forceinline__ void read_piece(float (&s)[C::kChannels][C::kCols], const KdaParams& p, int64_t slot, const Piece<C>& piece,
+                                           const Lane& lane) {
+    const int64_t at = lane_offset<C>(slot, p.initial_stride_n, p.initial_stride_h, piece, lane);
+    if constexpr (C::kLayout == StateLayout::kVK && C::kBf16) {
+        const __nv_bfloat16* const from = static_cast<const __nv_bfloat16*>(p.initial_state) + at;
+#pragma unroll
+        for (int i = 0; i < C::kCols; ++i) {
+#pragma unroll
+            for (int m = 0; m < C::kChannels; m += 8) {
+                float x[8];
+                unpack8<__nv_bfloat16>(x, *reinterpret_cast<const uint4*>(from + distance<C>(m, i)));
+#pragma unroll
+                for (int c = 0; c < 8; ++c) {
+                    s[m + c][i] = x[c];
+                }
+            }
+        }
+    } else if constexpr (C::kLayout == StateLayout::kVK) {
+        const float* const from = static_cast<const float*>(p.initial_state) + at;
+#pragma unroll
+        for (int i = 0; i < C::kCols; ++i) {
+#pragma unroll
+            for (int m = 0; m < C::kChannels; m += 4) {
+                const float4 f = *reinterpret_cast<const float4*>(from + distance<C>(m, i));
+                s[m][i] = f.x, s[m + 1][i] = f.y, s[m + 2][i] = f.z, s[m + 3][i] = f.w;
+            }
+        }
+    } else if constexpr (C::kBf16) {
+        const __nv_bfloat16* const from = static_cast<const __nv_bfloat16*>(p.initial_state) + at;
+#pragma unroll
+        for (int m = 0; m < C::kChannels; ++m) {
+            const uint2 u = *reinterpret_cast<const uint2*>(from + distance<C>(m, 0));
+            const float2 low = unpack2<__nv_bfloat16>(u.x);
+            const float2 high = unpack2<__nv_bfloat16>(u.y);
+            s[m][0] = low.x, s[m][1] = low.y, s[m][2] = high.x, s[m][3] = high.y;
         }
     } else {
-        constexpr int kPerRow = kColumns / kWide;
-        constexpr int kRows = 32 / kPerRow;
-        const int64_t pitch = static_cast<int64_t>(p.head_dim_v) * C::kElementBytes;
-        const char* const from = pool + (base + piece.column0 + lane % kPerRow * kWide) * C::kElementBytes + lane / kPerRow * pitch;
+        const float* const from = static_cast<const float*>(p.initial_state) + at;
 #pragma unroll
-        for (int i = 0; i < C::kPieceBytes / 512; ++i) {
-            ptx::cp_async_16(smem + 512 * i + 16 * lane, from + kRows * i * pitch, 16);
+        for (int m = 0; m < C::kChannels; ++m) {
+            const float4 f = *reinterpret_cast<const float4*>(from + distance<C>(m, 0));
+            s[m][0] = f.x, s[m][1] = f.y, s[m][2] = f.z, s[m][3] = f.w;
         }
     }
 }
 
 template <typename C>
-__device__ __forceinline__ void read_piece(float (&s)[C::kChannels][4], uint32_t smem, const Lane& lane) {
-    if constexpr (C::kLayout == StateLayout::kVK) {
-        constexpr int kRun = C::kBf16 ? 8 : 4;
+__device__ __forceinline__ void write_piece(const float (&s)[C::kChannels][C::kCols], const KdaParams& p, int64_t slot,
+                                            const Piece<C>& piece, const Lane& lane) {
+    const int64_t at = lane_offset<C>(slot, p.final_stride_n, p.final_stride_h, piece, lane);
+    if constexpr (C::kLayout == StateLayout::kVK && C::kBf16) {
+        __nv_bfloat16* const to = static_cast<__nv_bfloat16*>(p.final_state) + at;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < C::kCols; ++i) {
 #pragma unroll
-            for (int m = 0; m < C::kChannels; m += kRun) {
-                uint32_t u[4];
-                ptx::ld_shared_v4(u, smem + (column_of<C>(i, lane.r) * C::kK + channel_of<C>(m, lane.j)) * C::kElementBytes);
-                if constexpr (C::kBf16) {
-                    float x[8];
-                    unpack8<__nv_bfloat16>(x, {u[0], u[1], u[2], u[3]});
-#pragma unroll
-                    for (int c = 0; c < 8; ++c) {
-                        s[m + c][i] = x[c];
-                    }
-                } else {
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) {
-                        s[m + c][i] = __uint_as_float(u[c]);
-                    }
-                }
+            for (int m = 0; m < C::kChannels; m += 8) {
+                *reinterpret_cast<uint4*>(to + distance<C>(m, i)) = {
+                    ptx::pack2<__nv_bfloat16>(s[m][i], s[m + 1][i]), ptx::pack2<__nv_bfloat16>(s[m + 2][i], s[m + 3][i]),
+                    ptx::pack2<__nv_bfloat16>(s[m + 4][i], s[m + 5][i]), ptx::pack2<__nv_bfloat16>(s[m + 6][i], s[m + 7][i])};
             }
         }
-    } else {
+    } else if constexpr (C::kLayout == StateLayout::kVK) {
+        float* const to = static_cast<float*>(p.final_state) + at;
+#pragma unroll
+        for (int i = 0; i < C::kCols; ++i) {
+#pragma unroll
+            for (int m = 0; m < C::kChannels; m += 4) {
+                *reinterpret_cast<float4*>(to + distance<C>(m, i)) = {s[m][i], s[m + 1][i], s[m + 2][i], s[m + 3][i]};
+            }
+        }
+    } else if constexpr (C::kBf16) {
+        __nv_bfloat16* const to = static_cast<__nv_bfloat16*>(p.final_state) + at;
 #pragma unroll
         for (int m = 0; m < C::kChannels; ++m) {
-            const uint32_t at = smem + (channel_of<C>(m, lane.j) * kColumns + 4 * lane.r) * C::kElementBytes;
-            if constexpr (C::kBf16) {
-                const float2 u = ptx::ld_shared_f2(at);
-                const float2 low = unpack2<__nv_bfloat16>(__float_as_uint(u.x));
-                const float2 high = unpack2<__nv_bfloat16>(__float_as_uint(u.y));
-                s[m][0] = low.x, s[m][1] = low.y, s[m][2] = high.x, s[m][3] = high.y;
-            } else {
-                uint32_t u[4];
-                ptx::ld_shared_v4(u, at);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    s[m][i] = __uint_as_float(u[i]);
-                }
-            }
-        }
-    }
-}
-
-template <typename C>
-__device__ __forceinline__ void write_piece(const float (&s)[C::kChannels][4], const KdaParams& p, int64_t slot, const Piece& piece,
-                                            const Lane& lane) {
-    const int64_t base = slot * p.final_stride_n + piece.head * p.final_stride_h;
-    if constexpr (C::kLayout == StateLayout::kVK) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int64_t row = base + static_cast<int64_t>(piece.column0 + column_of<C>(i, lane.r)) * C::kK;
-            if constexpr (C::kBf16) {
-#pragma unroll
-                for (int m = 0; m < C::kChannels; m += 8) {
-                    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.final_state) + row + channel_of<C>(m, lane.j)) = {
-                        ptx::pack2<__nv_bfloat16>(s[m][i], s[m + 1][i]), ptx::pack2<__nv_bfloat16>(s[m + 2][i], s[m + 3][i]),
-                        ptx::pack2<__nv_bfloat16>(s[m + 4][i], s[m + 5][i]), ptx::pack2<__nv_bfloat16>(s[m + 6][i], s[m + 7][i])};
-                }
-            } else {
-#pragma unroll
-                for (int m = 0; m < C::kChannels; m += 4) {
-                    *reinterpret_cast<float4*>(static_cast<float*>(p.final_state) + row + channel_of<C>(m, lane.j)) = {
-                        s[m][i], s[m + 1][i], s[m + 2][i], s[m + 3][i]};
-                }
-            }
+            *reinterpret_cast<uint2*>(to + distance<C>(m, 0)) = {ptx::pack2<__nv_bfloat16>(s[m][0], s[m][1]),
+                                                                ptx::pack2<__nv_bfloat16>(s[m][2], s[m][3])};
         }
     } else {
-        const int64_t column = base + piece.column0 + 4 * lane.r;
+        float* const to = static_cast<float*>(p.final_state) + at;
 #pragma unroll
         for (int m = 0; m < C::kChannels; ++m) {
-            const int64_t offset = column + static_cast<int64_t>(channel_of<C>(m, lane.j)) * p.head_dim_v;
-            if constexpr (C::kBf16) {
-                *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.final_state) + offset) = {
-                    ptx::pack2<__nv_bfloat16>(s[m][0], s[m][1]), ptx::pack2<__nv_bfloat16>(s[m][2], s[m][3])};
-            } else {
-                *reinterpret_cast<float4*>(static_cast<float*>(p.final_state) + offset) = {s[m][0], s[m][1], s[m][2], s[m][3]};
-            }
+            *reinterpret_cast<float4*>(to + distance<C>(m, 0)) = {s[m][0], s[m][1], s[m][2], s[m][3]};
         }
     }
 }
@@ -202,169 +263,167 @@ __device__ __forceinline__ float channel_sum(float x) {
 
 // S <- diag(decay) S;  e = v - S^T k;  S <- S + beta k e^T;  out = S^T q.
 template <typename C>
-__device__ __forceinline__ void step(float (&s)[C::kChannels][4], float (&out)[4], const float (&v)[4], const float (&beta)[4],
-                                     const float* q, const float* k, const float* decay, int j) {
-    float e[4] = {};
+__device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (&out)[C::kCols], const TokenVectors<C>& token,
+                                     const Lane& lane) {
+    float e[C::kCols] = {};
 #pragma unroll
     for (int m = 0; m < C::kChannels; ++m) {
-        const int c = channel_of<C>(m, j);
-        const float decay_c = decay[c];
-        const float k_c = k[c];
+        const int c = channel_of<C>(m, lane.j);
+        const float decay = token.decay[c];
+        const float k = token.k[c];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            s[m][i] *= decay_c;
-            e[i] = fmaf(s[m][i], k_c, e[i]);
+        for (int i = 0; i < C::kCols; ++i) {
+            s[m][i] *= decay;
+            e[i] = fmaf(s[m][i], k, e[i]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        e[i] = beta[i] * (v[i] - channel_sum<C>(e[i]));
+    for (int i = 0; i < C::kCols; ++i) {
+        const int column = column_of<C>(i, lane.r);
+        e[i] = token.beta[column] * (token.v[column] - channel_sum<C>(e[i]));
         out[i] = 0.0f;
     }
+    __syncwarp();  // NOTE: makes the compiler read k again instead of keeping it in registers, which don't suffice
 #pragma unroll
     for (int m = 0; m < C::kChannels; ++m) {
-        const int c = channel_of<C>(m, j);
-        const float k_c = k[c];
-        const float q_c = q[c];
+        const int c = channel_of<C>(m, lane.j);
+        const float k = token.k[c];
+        const float q = token.q[c];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            s[m][i] = fmaf(k_c, e[i], s[m][i]);
-            out[i] = fmaf(s[m][i], q_c, out[i]);
+        for (int i = 0; i < C::kCols; ++i) {
+            s[m][i] = fmaf(k, e[i], s[m][i]);
+            out[i] = fmaf(s[m][i], q, out[i]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < C::kCols; ++i) {
         out[i] = channel_sum<C>(out[i]);
     }
 }
 
 template <typename C>
-__global__ void __launch_bounds__(kThreads, 2) kda_decode_kernel(const __grid_constant__ KdaParams p, uint32_t pieces) {
-    extern __shared__ __align__(16) char smem_raw[];
+__global__ void __launch_bounds__(kThreads, C::kBlocksPerSm) kda_decode_kernel(const __grid_constant__ KdaParams p, uint32_t pieces) {
+    __shared__ TokenVectors<C> shared[kWarps][C::kTokens];
     const int lane_idx = threadIdx.x % 32;
-    char* const own = smem_raw + threadIdx.x / 32 * C::kWarpBytes;
-    const uint32_t ring = ptx::smem_addr(own);
-    float* const q = reinterpret_cast<float*>(own + C::kStages * C::kPieceBytes);
-    float* const k = q + C::kK;
-    float* const decay = k + C::kK;
+    const uint32_t number = blockIdx.x * kWarps + threadIdx.x / 32;
+    if (number >= pieces) {
+        return;
+    }
+    TokenVectors<C>(&vectors)[C::kTokens] = shared[threadIdx.x / 32];
     Lane lane;
     lane.j = C::kLayout == StateLayout::kKV ? lane_idx / 4 : lane_idx % 8;
     lane.r = C::kLayout == StateLayout::kKV ? lane_idx % 4 : lane_idx / 8;
+    const Piece<C> piece(p, number);
+    const Slots slots{p, piece.n};
+    const int64_t start_slot = slots.start();
+    const bool has_state = !slots.is_padding(start_slot);
+    const TokenSpan span = C::kOneToken ? TokenSpan{piece.n, 0, 1} : token_span(p, piece.n);
 
-    const uint32_t first = blockIdx.x * kWarps + threadIdx.x / 32;
-    const uint32_t stride = gridDim.x * kWarps;
-    // One group a piece, empty ones behind the end included, so that the count of groups tells which have landed.
-#pragma unroll 1
-    for (int stage = 0; stage < C::kStages; ++stage) {
-        const uint64_t number = first + static_cast<uint64_t>(stage) * stride;
-        if (number < pieces) {
-            request<C>(ring + stage * C::kPieceBytes, p, static_cast<uint32_t>(number), lane_idx);
-        }
-        ptx::cp_async_commit();
+    RawToken<C> raw;
+    if (span.count > 0) {
+        raw.request(p, span, 0, piece, lane_idx);
     }
-    int stage = 0;
-    for (uint64_t number = first; number < pieces; number += stride) {
-        const Piece piece(p, static_cast<uint32_t>(number));
-        const Slots slots{p, piece.n};
-        const int64_t start_slot = slots.start();
-        const bool has_state = !slots.is_padding(start_slot);
-        const TokenSpan span = token_span(p, piece.n);
-        const int64_t head_qk = static_cast<uint32_t>(piece.head) / (static_cast<uint32_t>(p.heads_v) / static_cast<uint32_t>(p.heads_qk));
-        const GateConstants gate = gate_constants(p, piece.head);
+    float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (p.dt_bias != nullptr && 4 * lane_idx < C::kK) {
+        bias = *reinterpret_cast<const float4*>(p.dt_bias + piece.head * C::kK + 4 * lane_idx);
+    }
+    const float a_log = p.a_log != nullptr ? p.a_log[piece.head] : 0.0f;
+    float s[C::kChannels][C::kCols] = {};
+    if (has_state) {
+        read_piece<C>(s, p, start_slot, piece, lane);
+    }
+    const GateConstants gate{p.gate, expf(a_log) * kLog2e, p.lower_bound * kLog2e};
 
-        ptx::cp_async_wait<C::kStages - 1>();
-        __syncwarp();
-        float s[C::kChannels][4];
-        read_piece<C>(s, ring + stage * C::kPieceBytes, lane);
-        if (!has_state) {
+    const auto advance = [&](const TokenVectors<C>& token_vectors, int64_t token) {
+        float out[C::kCols];
+        step<C>(s, out, token_vectors, lane);
+        const int64_t out0 = element_offset(p.out_stride, span, token, piece.head) + piece.column0;
 #pragma unroll
-            for (int m = 0; m < C::kChannels; ++m) {
-                s[m][0] = s[m][1] = s[m][2] = s[m][3] = 0.0f;
+        for (int i = 0; i < C::kCols; ++i) {
+            if (lane.j == i) {
+                store_any(p.out, out0 + column_of<C>(i, lane.r), p.dtype, out[i]);
             }
         }
+    };
+    if constexpr (C::kOneToken) {
+        vectors[0].set(raw, p, gate, bias, lane_idx);
         __syncwarp();
-        const uint64_t next = number + static_cast<uint64_t>(C::kStages) * stride;
-        if (next < pieces) {
-            request<C>(ring + stage * C::kPieceBytes, p, static_cast<uint32_t>(next), lane_idx);
-        }
-        ptx::cp_async_commit();
-        stage = stage + 1 == C::kStages ? 0 : stage + 1;
-
-        for (int64_t token = 0; token < span.count; ++token) {
-            float v[4], beta[4], out[4];
-            const int64_t v0 = element_offset(p.v_stride, span, token, piece.head) + piece.column0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                v[i] = load_any(p.v, v0 + column_of<C>(i, lane.r), p.dtype);
-                beta[i] = p.beta_per_channel != 0 || i == 0
-                              ? token_beta(p, span, token, piece.head, piece.column0 + column_of<C>(i, lane.r))
-                              : beta[0];
-            }
-            prepare_token<C::kK / 32>(q, k, decay, p, gate, span, token, piece.head, head_qk, lane_idx);
-            __syncwarp();
-            step<C>(s, out, v, beta, q, k, decay, lane.j);
-            __syncwarp();
-            const int64_t out0 = element_offset(p.out_stride, span, token, piece.head) + piece.column0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (lane.j == i) {
-                    store_any(p.out, out0 + column_of<C>(i, lane.r), p.dtype, out[i]);
+        advance(vectors[0], 0);
+    } else {
+        // The first tokens are made ready while the state is on its way.
+#pragma unroll 1
+        for (int64_t token0 = 0; token0 < span.count; token0 += C::kTokens) {
+            const int count = static_cast<int>(min(int64_t{C::kTokens}, span.count - token0));
+            __syncwarp();  // the previous tokens' vectors have been read
+#pragma unroll 1
+            for (int t = 0; t < count; ++t) {
+                const RawToken<C> current = raw;
+                if (token0 + t + 1 < span.count) {
+                    raw.request(p, span, token0 + t + 1, piece, lane_idx);
                 }
+                vectors[t].set(current, p, gate, bias, lane_idx);
             }
-            if (slots.per_token() && token < p.slots_per_sequence) {
-                const int64_t slot = slots.at(token);
-                if (!slots.is_padding(slot)) {
-                    write_piece<C>(s, p, slot, piece, lane);
+            __syncwarp();
+#pragma unroll 1
+            for (int t = 0; t < count; ++t) {
+                advance(vectors[t], token0 + t);
+                if (slots.per_token() && token0 + t < p.slots_per_sequence) {
+                    const int64_t slot = slots.at(token0 + t);
+                    if (!slots.is_padding(slot)) {
+                        write_piece<C>(s, p, slot, piece, lane);
+                    }
                 }
             }
         }
-        if (!slots.per_token() && has_state) {
-            write_piece<C>(s, p, start_slot, piece, lane);
-        }
+    }
+    if ((C::kOneToken || !slots.per_token()) && has_state) {
+        write_piece<C>(s, p, start_slot, piece, lane);
     }
 }
 
-uint64_t num_pieces(const KdaParams& p) {
-    return static_cast<uint64_t>(p.num_sequences) * static_cast<uint64_t>(p.heads_v) * static_cast<uint64_t>(p.head_dim_v / kColumns);
+bool whole_fours(const Strides& s) {
+    return s.batch % 4 == 0 && s.token % 4 == 0 && s.head % 4 == 0;
 }
 
 template <typename C>
-int32_t launch(const KdaParams& p, int32_t sm_count, cudaStream_t stream) {
-    const auto kernel = kda_decode_kernel<C>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
-    if (error != cudaSuccess) {
-        return error;
-    }
-    const uint64_t pieces = num_pieces(p);
-    const uint64_t wanted = (pieces + kWarps - 1) / kWarps;
-    const uint64_t resident = static_cast<uint64_t>(sm_count) * C::kBlocksPerSm;
-    kernel<<<static_cast<unsigned>(wanted < resident ? wanted : resident), kThreads, C::kSharedBytes, stream>>>(
-        p, static_cast<uint32_t>(pieces));
+int32_t launch(const KdaParams& p, cudaStream_t stream) {
+    const uint32_t pieces = static_cast<uint32_t>(p.num_sequences * p.heads_v * (C::kK / C::kColumns));
+    kda_decode_kernel<C><<<(pieces + kWarps - 1) / kWarps, kThreads, 0, stream>>>(p, pieces);
     return cudaPeekAtLastError();
 }
 
-template <int kDim, StateLayout kLayout>
-int32_t launch(const KdaParams& p, int32_t sm_count, cudaStream_t stream) {
-    return p.final_dtype == DType::kBf16 ? launch<Config<kDim, kLayout, true>>(p, sm_count, stream)
-                                         : launch<Config<kDim, kLayout, false>>(p, sm_count, stream);
+template <int kDim, StateLayout kLayout, bool kBf16>
+int32_t launch(const KdaParams& p, cudaStream_t stream) {
+    const bool one_token = p.cu_seqlens == nullptr && p.seqlen == 1 && p.slots_per_sequence <= 1;
+    return one_token ? launch<Config<kDim, kLayout, kBf16, true>>(p, stream) : launch<Config<kDim, kLayout, kBf16, false>>(p, stream);
 }
 
 template <int kDim>
-int32_t launch(const KdaParams& p, int32_t sm_count, cudaStream_t stream) {
-    return p.state_layout == StateLayout::kKV ? launch<kDim, StateLayout::kKV>(p, sm_count, stream)
-                                              : launch<kDim, StateLayout::kVK>(p, sm_count, stream);
+int32_t launch(const KdaParams& p, cudaStream_t stream) {
+    if (p.state_layout == StateLayout::kKV) {
+        return p.final_dtype == DType::kBf16 ? launch<kDim, StateLayout::kKV, true>(p, stream)
+                                             : launch<kDim, StateLayout::kKV, false>(p, stream);
+    }
+    return p.final_dtype == DType::kBf16 ? launch<kDim, StateLayout::kVK, true>(p, stream)
+                                         : launch<kDim, StateLayout::kVK, false>(p, stream);
 }
 
 }  // namespace
 
 const char* kda_decode_sm80_refusal(const KdaParams& p) {
-    if ((p.head_dim_k != 64 && p.head_dim_k != 128) || p.head_dim_v % kColumns != 0) {
-        return "head_dim_k must be 64 or 128, head_dim_v a multiple of 16";
+    if (p.head_dim_k != p.head_dim_v || (p.head_dim_k != 64 && p.head_dim_k != 128)) {
+        return "head_dim_k and head_dim_v must both be 64 or 128";
+    }
+    if (p.dtype == DType::kFp32) {
+        return "dtype must be fp16 or bf16";
     }
     if (p.initial_stride_n % 8 != 0 || p.initial_stride_h % 8 != 0) {
         return "strides of the state must be multiples of 8";
     }
-    if (num_pieces(p) > INT32_MAX || p.num_sequences > INT32_MAX || p.heads_v > INT32_MAX) {
+    if (!whole_fours(p.q_stride) || !whole_fours(p.k_stride) || !whole_fours(p.g_stride)) {
+        return "strides of q, k and g must be multiples of 4";
+    }
+    if (p.num_sequences * p.heads_v > INT32_MAX / (p.head_dim_v / 4)) {
         return "more than 2^31 pieces of states";
     }
     return nullptr;
@@ -375,11 +434,11 @@ const char* kda_decode_sm80_name(const KdaParams& p) {
                               : (p.final_dtype == DType::kBf16 ? "kda_decode_sm80_k128_bf16_state" : "kda_decode_sm80_k128_fp32_state");
 }
 
-int32_t launch_kda_decode_sm80(const KdaParams& p, int32_t sm_count, cudaStream_t stream) {
-    if (num_pieces(p) == 0) {
+int32_t launch_kda_decode_sm80(const KdaParams& p, cudaStream_t stream) {
+    if (p.num_sequences == 0) {
         return cudaSuccess;
     }
-    return p.head_dim_k == 64 ? launch<64>(p, sm_count, stream) : launch<128>(p, sm_count, stream);
+    return p.head_dim_k == 64 ? launch<64>(p, stream) : launch<128>(p, stream);
 }
 
 }  // namespace flare::kda

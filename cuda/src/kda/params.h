@@ -93,8 +93,8 @@ const char* kda_forward_sm80_name(const KdaParams& params);
 // One or a few tokens per sequence on a pool of states (final_state; initial_state is read, and may be the same
 // memory). slots_per_sequence = 1: the state is read before the first and written after the last token. Otherwise it is
 // written after every token t to slots[n][t], and the start state is slots[n][num_accepted[n] - 1] (slots[n][0] without
-// num_accepted). K = 64 or 128, V a multiple of 16.
-int32_t launch_kda_decode_sm80(const KdaParams& params, int32_t sm_count, cudaStream_t stream);
+// num_accepted). K = V = 64 or 128.
+int32_t launch_kda_decode_sm80(const KdaParams& params, cudaStream_t stream);
 const char* kda_decode_sm80_refusal(const KdaParams& params);
 const char* kda_decode_sm80_name(const KdaParams& params);
 

@@ -11,6 +11,29 @@ __device__ __forceinline__ float load_any(const void* array, int64_t i, DType dt
                                    : __bfloat162float(static_cast<const __nv_bfloat16*>(array)[i]);
 }
 
+// The same in two steps, so that what waits for memory comes late: the bits of an element, and its value. The dtype is the same for the
+// whole grid.
+__device__ __forceinline__ uint32_t load_raw(const void* array, int64_t i, DType dtype) {
+    return dtype == DType::kFp32 ? static_cast<const uint32_t*>(array)[i] : static_cast<const uint16_t*>(array)[i];
+}
+
+__device__ __forceinline__ float convert(uint32_t raw, DType dtype) {
+    return dtype == DType::kFp32   ? __uint_as_float(raw)
+           : dtype == DType::kFp16 ? __half2float(__ushort_as_half(static_cast<unsigned short>(raw)))
+                                   : __uint_as_float(raw << 16);
+}
+
+// Four neighbours of a 16-bit dtype, at a multiple of four from a 16-byte aligned base.
+__device__ __forceinline__ uint2 load_raw4(const void* array, int64_t i) {
+    return *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(array) + i);
+}
+
+__device__ __forceinline__ void convert4(float (&x)[4], const uint2& raw, DType dtype) {
+    const float2 low = dtype == DType::kFp16 ? unpack2<__half>(raw.x) : unpack2<__nv_bfloat16>(raw.x);
+    const float2 high = dtype == DType::kFp16 ? unpack2<__half>(raw.y) : unpack2<__nv_bfloat16>(raw.y);
+    x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+}
+
 __device__ __forceinline__ void store_any(void* array, int64_t i, DType dtype, float x) {
     if (dtype == DType::kFp32) {
         static_cast<float*>(array)[i] = x;
