@@ -45,6 +45,10 @@ final class TestDevice {
     return move(Tensor.of(values, dims));
   }
 
+  static Tensor of(long[] values, long... dims) {
+    return move(Tensor.of(values, dims));
+  }
+
   static Tensor randn(long seed, DType dtype, long... dims) {
     return move(Tensor.randn(seed, dtype, dims));
   }
