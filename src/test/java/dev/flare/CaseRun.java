@@ -68,12 +68,17 @@ final class CaseRun implements AutoCloseable {
       return near ? text : text + " lse or state: " + secondError;
     }
 
-    private static ErrorMetrics error(double[] got, double[] want, boolean[] skip) {
+    /** Compares what is written; the rest must still be the NaN that was there before. */
+    private static ErrorMetrics error(double[] got, double[] want, boolean[] unwritten) {
       double[] counted = got.clone();
-      for (int i = 0; i < got.length; i++) {
-        counted[i] = skip.length > 0 && skip[i] ? want[i] : got[i];
+      double[] expected = want.clone();
+      for (int i = 0; i < unwritten.length; i++) {
+        if (unwritten[i]) {
+          counted[i] = Double.isNaN(got[i]) ? 0 : Double.NaN;
+          expected[i] = 0;
+        }
       }
-      return ErrorMetrics.of(counted, want);
+      return ErrorMetrics.of(counted, expected);
     }
   }
 

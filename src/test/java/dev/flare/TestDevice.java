@@ -1,5 +1,7 @@
 package dev.flare;
 
+import static org.assertj.core.api.Assertions.assertThat;
+
 /**
  * The device that tests of operations run on: {@code -Dflare.test.device=cuda:N}, else the CPU.
  * Makes tensors there.
@@ -16,6 +18,11 @@ final class TestDevice {
   /** The GPU of tests that need one: the chosen one, else the first. */
   static Device gpu() {
     return Device.cuda(NAME.equals("cpu") ? 0 : Integer.parseInt(NAME.substring("cuda:".length())));
+  }
+
+  /** Fails unless a kernel's name tells that it is the device's: a silent fall-back shows. */
+  static void assertRanOn(String kernelName) {
+    assertThat(kernelName).matches(chosen().isCpu() ? "cpu_.*" : ".*_sm(80|90)(_.*)?");
   }
 
   /** A head dimension that the device takes: GPUs want multiples of 8. */

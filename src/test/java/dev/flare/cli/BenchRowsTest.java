@@ -37,7 +37,6 @@ class BenchRowsTest {
 
     assertThat((List<?>) Objects.requireNonNull(stored.get("results")))
         .isNotEmpty()
-        .allSatisfy(
-            result -> assertThat(rows).contains((String) ((Map<?, ?>) result).get("row")));
+        .allSatisfy(result -> assertThat(rows).contains((String) ((Map<?, ?>) result).get("row")));
   }
 }
