@@ -1,7 +1,6 @@
 package dev.flare;
 
 import dev.flare.internal.CastParams;
-import dev.flare.internal.CommonParams;
 import dev.flare.internal.FillParams;
 import dev.flare.internal.Kernels.Operation;
 import dev.flare.internal.Struct;
@@ -181,7 +180,6 @@ final class Copies {
     try (Arena arena = Arena.ofConfined()) {
       Struct params =
           CastParams.allocate(arena)
-              .set(CommonParams.KERNEL, Kernel.AUTO.code())
               .set(CastParams.SRC_DTYPE, from.dtype().code())
               .set(CastParams.DST_DTYPE, to.dtype().code())
               .set(CastParams.RANK, to.rank());
@@ -220,7 +218,6 @@ final class Copies {
     try (Arena arena = Arena.ofConfined()) {
       Struct params =
           FillParams.allocate(arena)
-              .set(CommonParams.KERNEL, Kernel.AUTO.code())
               .set(FillParams.DTYPE, to.dtype().code())
               .set(FillParams.RANK, to.rank())
               .set(FillParams.VALUE, value);
