@@ -7,8 +7,12 @@ package dev.flare;
  * besides its tensors. A launch then only puts in addresses: it allocates nothing, and its tensors
  * must look exactly like those that the plan was made for.
  *
- * <p><b>Ownership.</b> The caller closes the plan. Closing twice is fine; closing during a launch
- * throws {@link InUseException}. Tensors given as options (lengths, block tables, sinks) stay the
+ * <p>On the CPU a launch returns when its work is done; on a GPU when the work is queued, on the
+ * stream that it names, or on the device's own. Launched on another stream than before, a plan with
+ * a workspace waits there for its last launch.
+ *
+ * <p><b>Ownership.</b> The caller closes the plan. Closing twice is fine; closing during a launch,
+ * or while a {@link Graph} replays it, throws {@link InUseException}. Tensors given as options (lengths, block tables, sinks) stay the
  * caller's and must be open at each launch.
  *
  * <p><b>Threads.</b> Any thread may launch or close a plan, one at a time: a plan has one
@@ -62,9 +66,9 @@ public abstract sealed class Plan implements AutoCloseable
   }
 
   /**
-   * Frees the workspace.
+   * Frees the workspace, on a GPU after the launches that are queued.
    *
-   * @throws InUseException if a launch is under way
+   * @throws InUseException if a launch is under way, or a graph replays one
    */
   @Override
   public void close() {
