@@ -528,6 +528,17 @@ abstract class DeviceContract {
     }
   }
 
+  @Test
+  void launchesAllocateNothing() {
+    try (Tensor q = Tensor.empty(gpu(), DType.BF16, shape(0, 128, 8, 64));
+        Tensor sink = Tensor.zeros(gpu(), DType.FP32, shape(8));
+        AttentionPlan plan = FlashAttention.causal().withSink(sink).plan(q, q, q);
+        Tensor out = plan.emptyOutput();
+        Tensor view = q.slice(1, 0, 128)) {
+      PlanTest.assertLaunchesAllocateNothing(plan, q, view, out);
+    }
+  }
+
   // ---- streams, events, threads ---------------------------------------------------------------
 
   @Test
