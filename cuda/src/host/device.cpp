@@ -57,7 +57,8 @@ int32_t read_info(int32_t ordinal, DeviceInfo* info) {
         fresh.ordinal = ordinal;
         for (const auto& [attribute, value] : {std::pair{cudaDevAttrComputeCapabilityMajor, &fresh.compute_major},
                                                std::pair{cudaDevAttrComputeCapabilityMinor, &fresh.compute_minor},
-                                               std::pair{cudaDevAttrMultiProcessorCount, &fresh.sm_count}}) {
+                                               std::pair{cudaDevAttrMultiProcessorCount, &fresh.sm_count},
+                                               std::pair{cudaDevAttrMaxSharedMemoryPerBlockOptin, &fresh.shared_bytes}}) {
             if (const int32_t status = read_attribute(attribute, ordinal, value)) {
                 return status;
             }

@@ -13,6 +13,7 @@ struct DeviceInfo {
     int32_t compute_major;
     int32_t compute_minor;
     int32_t sm_count;
+    int32_t shared_bytes;  // of shared memory that a block can ask for
     bool runs_sm90a;  // the sm_90a code of this library, not compute_80 code that the driver compiled
 };
 

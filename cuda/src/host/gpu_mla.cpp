@@ -163,6 +163,7 @@ int32_t translate(const flare_mla_prefill_params& p, const DeviceInfo& info, mla
     d.num_pages = paged ? static_cast<int32_t>(p.num_pages) : 0;
     d.deterministic = p.deterministic;
     d.sm_count = info.sm_count;
+    d.shared_bytes = info.shared_bytes;
     *out = d;
     return FLARE_OK;
 }

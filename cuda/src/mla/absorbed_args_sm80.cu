@@ -101,8 +101,9 @@ AbsorbedArgs absorbed_args(const MlaPrefillParams& p) {
     a.rope = static_cast<const char*>(p.k_rope);
     a.latent_stride_b = p.c_kv_stride_b * bytes;
     a.latent_stride_s = p.c_kv_stride_s * bytes;
-    a.rope_stride_b = p.k_rope_stride_b * bytes;
-    a.rope_stride_s = p.k_rope_stride_s * bytes;
+    const bool apart = p.latent_dtype != DType::kRow656;
+    a.rope_stride_b = apart ? p.k_rope_stride_b * bytes : 0;
+    a.rope_stride_s = apart ? p.k_rope_stride_s * bytes : 0;
     a.cu_seqlens_k = p.cu_seqlens_k;
     a.seqused_q = p.seqused_q;
     a.seqused_k = p.seqused_k;

@@ -81,10 +81,9 @@ __global__ void __launch_bounds__(kThreads, 4) mla_plain_kernel(const AbsorbedAr
     for (int first = 0; first < limit; first += kKeys) {
         if (tid < kKeys) {
             const KeyPlace place = first + tid < limit ? key_place(a, s, first + tid) : KeyPlace{0, -1};
-            const bool absent = place.row < 0;
-            latent_rows[tid] =
-                absent ? nullptr : a.latent + place.page * a.latent_stride_b + place.row * a.latent_stride_s;
-            rope_rows[tid] = a.rope + place.page * a.rope_stride_b + place.row * a.rope_stride_s;
+            const bool present = place.present();
+            latent_rows[tid] = present ? a.latent + place.offset(s, a.latent_stride_b, a.latent_stride_s) : nullptr;
+            rope_rows[tid] = present ? a.rope + place.offset(s, a.rope_stride_b, a.rope_stride_s) : nullptr;
         }
         __syncthreads();
         for (int j = warp; j < kKeys; j += kThreads / 32) {

@@ -75,6 +75,10 @@ const char* absorbed_mma_kernel_name(const AbsorbedArgs& args, bool prefill);
 size_t absorbed_mma_workspace(const AbsorbedArgs& args);
 int32_t launch_absorbed_mma(const AbsorbedArgs& args, void* workspace, size_t bytes, cudaStream_t stream);
 
+// Up-projecting prefill where a key serves enough rows of its head. Pure; needs no workspace.
+bool up_project_takes(const AbsorbedArgs& args, int shared_bytes);
+int32_t launch_up_project(const AbsorbedArgs& args, cudaStream_t stream);
+
 // Everything, one block a query row, fp32 arithmetic; needs no workspace.
 int32_t launch_absorbed_plain(const AbsorbedArgs& args, cudaStream_t stream);
 

@@ -124,6 +124,7 @@ struct MlaPrefillParams {
 
     int32_t deterministic;
     int32_t sm_count;
+    int32_t shared_bytes;  // that a block may have on the device
 };
 
 }  // namespace flare::mla
