@@ -147,6 +147,7 @@ class Data {
         }
     }
     int64_t count() const { return count_; }
+    int64_t bytes() const { return count_ * bytes_of(dtype_); }
 
   private:
     int32_t dtype_ = FLARE_FP32;
@@ -164,6 +165,7 @@ class Indices {
         return dtype_ == FLARE_INT64 ? static_cast<const void*>(wide_.data())
                                      : static_cast<const void*>(narrow_.data());
     }
+    int64_t bytes() const { return static_cast<int64_t>(wide_.size()) * (dtype_ == FLARE_INT64 ? 8 : 4); }
 
   private:
     std::vector<int64_t> wide_;
@@ -179,6 +181,9 @@ class Output {
         poison();
     }
     char* data() { return data_.data(); }
+    int32_t dtype() const { return dtype_; }
+    int64_t count() const { return data_.count(); }
+    int64_t bytes() const { return data_.bytes(); }
     void poison() { std::memset(data(), 0xa5, static_cast<size_t>(data_.count() * bytes_of(dtype_))); }
     void expect(int64_t i, double value) {
         written_[static_cast<size_t>(i)] = true;
