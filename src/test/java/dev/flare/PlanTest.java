@@ -219,8 +219,7 @@ class PlanTest {
   }
 
   /** Launches with q and its view as keys, 10^6 times. */
-  static void assertLaunchesAllocateNothing(
-      AttentionPlan plan, Tensor q, Tensor view, Tensor out) {
+  static void assertLaunchesAllocateNothing(AttentionPlan plan, Tensor q, Tensor view, Tensor out) {
     // Until the compiler has seen it: interpreted method handles make objects.
     for (int i = 0; i < 200_000; i++) {
       plan.launch(q, q, q, out);
