@@ -12,8 +12,8 @@ package dev.flare;
  * a workspace waits there for its last launch.
  *
  * <p><b>Ownership.</b> The caller closes the plan. Closing twice is fine; closing during a launch,
- * or while a {@link Graph} replays it, throws {@link InUseException}. Tensors given as options (lengths, block tables, sinks) stay the
- * caller's and must be open at each launch.
+ * or while a {@link Graph} replays it, throws {@link InUseException}. Tensors given as options
+ * (lengths, block tables, sinks) stay the caller's and must be open at each launch.
  *
  * <p><b>Threads.</b> Any thread may launch or close a plan, one at a time: a plan has one
  * workspace, so an overlapping use throws {@link InUseException}. {@code fork()} makes a plan for
