@@ -62,6 +62,23 @@ __device__ __forceinline__ void e4m3_to_fp16(uint32_t word, uint32_t& lo, uint32
     hi = pairs[1];
 }
 
+// Partial scores of latents times the scales of their keys; `key` is this thread's first.
+template <int kRowTiles>
+__device__ __forceinline__ void scale_scores(float (&acc)[kRowTiles][2][4], const float (*scales)[kScoreGroups], int key, int group) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const float scale0 = scales[key + 8 * n][group];
+        const float scale1 = scales[key + 8 * n + 1][group];
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            acc[m][n][0] *= scale0;
+            acc[m][n][1] *= scale1;
+            acc[m][n][2] *= scale0;
+            acc[m][n][3] *= scale1;
+        }
+    }
+}
+
 // Fills the tiles. Warp w has keys 4 w .. 4 w + 3. 656-byte rows are copied as they are and converted by the warp that copied
 // them.
 template <typename T, int kRows, bool kRow656>
@@ -289,43 +306,41 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
             float acc[kRowTiles][2][4] = {};
             // Matrices: keys 0-7 and 8-15 of the half, channels 0-7 and 8-15 of the step.
             const int key = 16 * key_half + (lane / 16) * 8 + lane % 8;
+            // kConvert: q W_uk^T is fp16, as rounded to bf16 it would move scores and with them the lse of rows that see few keys;
+            // so the latents' fragments become fp16 too.
+            const auto score = [&](auto convert) {
+                constexpr bool kConvert = decltype(convert)::value;
 #pragma unroll
-            for (int kk = 0; kk < kScoreSteps; ++kk) {
-                if (kRow656 && kk == kLatentSteps) {
-#pragma unroll
-                    for (int n = 0; n < 2; ++n) {
-                        const int column = 16 * key_half + 8 * n + 2 * (lane % 4);
-                        const float scale0 = smem.scales[column][group];
-                        const float scale1 = smem.scales[column + 1][group];
-#pragma unroll
-                        for (int m = 0; m < kRowTiles; ++m) {
-                            acc[m][n][0] *= scale0;
-                            acc[m][n][1] *= scale1;
-                            acc[m][n][2] *= scale0;
-                            acc[m][n][3] *= scale1;
-                        }
+                for (int kk = 0; kk < kScoreSteps; ++kk) {
+                    if (kRow656 && kk == kLatentSteps) {
+                        scale_scores(acc, smem.scales, 16 * key_half + 2 * (lane % 4), group);
                     }
-                }
-                uint32_t b[4];
-                ptx::ldmatrix_x4(b, k_addr + chunk_offset(key, step_column(group, kk) / 8 + lane / 8 % 2));
-                if (std::is_same_v<T, __nv_bfloat16> && kk < kLatentSteps && tiles.q_dtype == DType::kFp16) {
-                    // q W_uk^T rounded to bf16 would move scores, and with them the lse of rows that see few keys.
+                    uint32_t b[4];
+                    ptx::ldmatrix_x4(b, k_addr + chunk_offset(key, step_column(group, kk) / 8 + lane / 8 % 2));
+                    if constexpr (kConvert) {
+                        if (kk < kLatentSteps) {
 #pragma unroll
-                    for (uint32_t& pair : b) {
-                        pair = bf16_to_fp16(pair);
+                            for (uint32_t& pair : b) {
+                                pair = bf16_to_fp16(pair);
+                            }
+                        }
                     }
 #pragma unroll
                     for (int m = 0; m < kRowTiles; ++m) {
-                        ptx::mma_m16n8k16<__half>(acc[m][0], q[m][kk], b[0], b[1]);
-                        ptx::mma_m16n8k16<__half>(acc[m][1], q[m][kk], b[2], b[3]);
+                        if (kConvert && kk < kLatentSteps) {
+                            ptx::mma_m16n8k16<__half>(acc[m][0], q[m][kk], b[0], b[1]);
+                            ptx::mma_m16n8k16<__half>(acc[m][1], q[m][kk], b[2], b[3]);
+                        } else {
+                            ptx::mma_m16n8k16<T>(acc[m][0], q[m][kk], b[0], b[1]);
+                            ptx::mma_m16n8k16<T>(acc[m][1], q[m][kk], b[2], b[3]);
+                        }
                     }
-                    continue;
                 }
-#pragma unroll
-                for (int m = 0; m < kRowTiles; ++m) {
-                    ptx::mma_m16n8k16<T>(acc[m][0], q[m][kk], b[0], b[1]);
-                    ptx::mma_m16n8k16<T>(acc[m][1], q[m][kk], b[2], b[3]);
-                }
+            };
+            if (std::is_same_v<T, __nv_bfloat16> && tiles.q_dtype == DType::kFp16) {
+                score(std::true_type{});
+            } else {
+                score(std::false_type{});
             }
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m) {

@@ -79,13 +79,19 @@ __device__ __forceinline__ uint32_t pack_scores(float x, float y) {
     return ptx::pack2<__half>(x, y);
 }
 
-// Walks (key tile, step of channels) ahead of the arithmetic and copies. A thread copies chunks of one key, and of the weights
-// those that start kDepth channels further with each step.
+// Walks (key tile, step of channels) ahead of the arithmetic and copies. A thread copies two chunks of one key and, of the
+// weights, eight that start kDepth channels further with each step. The copies of a step come in four parts, which are issued
+// between products: in one go after the barrier they would keep the tensor cores waiting.
 template <typename T, bool kWeightsNk>
 struct Copier {
     static constexpr int kChunks = kDepth / 8;
-    // Rows of a weight in shared memory (nk: columns of K or V, else channels) between two copies of a thread.
-    static constexpr int kRowStep = kWeightsNk ? kThreads / kChunks : kThreads / 32;
+    static constexpr int kParts = 4;
+    // A weight's rows (nk: columns of K or V, else channels) between two copies of a thread, and where W_uv begins in a stage.
+    static constexpr int kWeightChunks = kWeightsNk ? kChunks : kNope / 8;
+    static constexpr int kRowStep = kThreads / kWeightChunks;
+    static constexpr int kRowStepBytes = kRowStep * (kWeightsNk ? 2 * kDepth : 2 * (kNope + kValue));
+    static constexpr int kValueBytes = kWeightsNk ? kNope * 2 * kDepth : 2 * kNope;
+    static_assert(2 * kParts * kThreads * 16 == sizeof(SharedStorage::w[0]), "a part is two copies a thread");
 
     const AbsorbedArgs& a;
     SharedStorage& smem;
@@ -94,12 +100,10 @@ struct Copier {
     int thread;
     int end;    // keys
     int steps;  // per tile
-    int num_tiles;
     int tile = 0;
     int step = 0;
     int stage = 0;
-    KeyPlace here{0, -1};
-    KeyPlace next{0, -1};
+    KeyPlace here{0, -1};  // absent from the last tile on
 
     __device__ __forceinline__ KeyPlace look_up(int key_tile) const {
         const int j = key_tile * kKeys + thread / 4;
@@ -107,87 +111,97 @@ struct Copier {
     }
     __device__ __forceinline__ void begin() {
         here = look_up(0);
-        next = look_up(1);
     }
 
-    // 16 bytes, zeros unless valid.
-    __device__ __forceinline__ void copy(uint32_t dst, const void* src, bool valid) const {
-        ptx::cp_async_16(dst, valid ? src : a.latent, valid ? 16 : 0);
-    }
+    // 16 bytes, zeros unless valid; then src isn't read.
+    static __device__ __forceinline__ void copy(uint32_t dst, const void* src, bool valid) { ptx::cp_async_16(dst, src, valid ? 16 : 0); }
 
-    // Rows first, first + kRowStep, .. of one weight, `count` of them; those from `limit` on are zeros.
-    template <int kCount>
-    __device__ __forceinline__ void copy_weight(uint32_t dst, int dst_step, const T* src, int64_t stride, int first, int limit) const {
-        const char* at = reinterpret_cast<const char*>(src);
-        const int64_t step_bytes = 2 * kRowStep * stride;
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            copy(dst + i * dst_step, at, first + i * kRowStep < limit);
-            at += step_bytes;
+    // A step's copies as they advance from part to part.
+    struct Sources {
+        const char* latent;  // chunk part of this thread's key
+        const char* weight;
+        int64_t weight_step;  // bytes to the next weight copy
+        uint32_t c;           // shared addresses
+        uint32_t w;
+        int channel;  // first of `latent`
+        int rows;     // of the weight from the first copy's to the last that there is
+    };
+
+    __device__ __forceinline__ Sources sources() const {
+        const int tid = recomputed(thread);
+        const int channel0 = step * kDepth;
+        Sources x;
+        x.channel = channel0 + 8 * (tid % 4);
+        x.latent = a.latent + here.offset(s, a.latent_stride_b, a.latent_stride_s) + 2 * x.channel;
+        x.c = shared_address(smem.c[stage]) + depth_offset(tid / 4, tid % 4);
+        set_weight(x, false);
+        x.w = shared_address(smem.w[stage]) + (kWeightsNk ? depth_offset(tid / kWeightChunks, tid % kWeightChunks)
+                                                          : wide_offset<2 * (kNope + kValue)>(tid / kWeightChunks, tid % kWeightChunks));
+        return x;
+    }
+    // The first half of the parts copies W_uk, the second W_uv.
+    __device__ __forceinline__ void set_weight(Sources& x, bool uv) const {
+        const int tid = recomputed(thread);
+        const int row = tid / kWeightChunks;
+        const int column = 8 * (tid % kWeightChunks);
+        const int channel0 = step * kDepth;
+        const int width = uv ? a.d_v : a.d_nope;
+        const int64_t stride = uv ? a.w_uv_stride_r : a.w_uk_stride_r;
+        const T* src = uv ? static_cast<const T*>(a.w_uv) + head * a.w_uv_stride_h : static_cast<const T*>(a.w_uk) + head * a.w_uk_stride_h;
+        if constexpr (kWeightsNk) {
+            src += row * stride + channel0 + column;
+            x.rows = channel0 + column < a.d_c ? width - row : 0;
+        } else {
+            src += (channel0 + row) * stride + column;
+            x.rows = column < width ? a.d_c - channel0 - row : 0;
         }
+        x.weight = reinterpret_cast<const char*>(src);
+        x.weight_step = 2 * kRowStep * stride;
     }
 
-    __device__ __forceinline__ void issue() {
-        if (tile < num_tiles) {
-            const int tid = recomputed(thread);
-            const int key = tid / 4;
-            const int channel0 = step * kDepth;
-            const char* latent = a.latent + here.offset(s, a.latent_stride_b, a.latent_stride_s) + 2 * channel0 + 16 * (tid % 4);
-            const uint32_t c_addr = shared_address(smem.c[stage]) + depth_offset(key, tid % 4);
+    __device__ __forceinline__ void issue(Sources& x, int part) const {
+        if (part == kParts / 2) {
+            set_weight(x, true);
+        }
+        if (part == 0) {
 #pragma unroll
             for (int i = 0; i < kChunks / 4; ++i) {
-                copy(c_addr ^ 64 * i, latent + 64 * i, here.present() && channel0 + 8 * (tid % 4) + 32 * i < a.d_c);
-            }
-            if (step == 0 && a.d_rope > 0) {
-                const char* rope = a.rope + here.offset(s, a.rope_stride_b, a.rope_stride_s) + 16 * (tid % 4);
-                const uint32_t rope_addr = shared_address(smem.rope[tile & 1]) + wide_offset<2 * kRope>(key, tid % 4);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    copy(rope_addr ^ 64 * i, rope + 64 * i, here.present() && 8 * (tid % 4) + 32 * i < a.d_rope);
-                }
-            }
-            const uint32_t w_addr = shared_address(smem.w[stage]);
-            if constexpr (kWeightsNk) {
-                const int row = tid / kChunks;
-                const int chunk = tid % kChunks;
-                const int channel = channel0 + 8 * chunk;
-                const bool inside = channel < a.d_c;
-                const uint32_t dst = w_addr + depth_offset(row, chunk);
-                constexpr int kDstStep = kRowStep * 2 * kDepth;
-                copy_weight<kNope / kRowStep>(dst, kDstStep,
-                                              static_cast<const T*>(a.w_uk) + head * a.w_uk_stride_h + row * a.w_uk_stride_r + channel,
-                                              a.w_uk_stride_r, row, inside ? a.d_nope : 0);
-                copy_weight<kValue / kRowStep>(dst + kNope * 2 * kDepth, kDstStep,
-                                               static_cast<const T*>(a.w_uv) + head * a.w_uv_stride_h + row * a.w_uv_stride_r + channel,
-                                               a.w_uv_stride_r, row, inside ? a.d_v : 0);
-            } else {
-                // A row is 16 chunks of each weight; half a warp copies one, half the other.
-                const int row = channel0 + tid / 32;
-                const int column = 8 * (tid % 16);
-                const bool uk = tid % 32 < 16;
-                const int64_t stride = uk ? a.w_uk_stride_r : a.w_uv_stride_r;
-                const T* src = uk ? static_cast<const T*>(a.w_uk) + head * a.w_uk_stride_h
-                                  : static_cast<const T*>(a.w_uv) + head * a.w_uv_stride_h;
-                const bool inside = column < (uk ? a.d_nope : a.d_v);
-                copy_weight<kDepth / kRowStep>(w_addr + wide_offset<2 * (kNope + kValue)>(tid / 32, tid % 32),
-                                               kRowStep * 2 * (kNope + kValue), src + row * stride + column, stride, row,
-                                               inside ? a.d_c : 0);
-            }
-            if (++step == steps) {
-                step = 0;
-                ++tile;
-                here = next;
-                next = look_up(tile + 1);
+                copy(x.c ^ 64 * i, x.latent + 64 * i, here.present() && x.channel + 32 * i < a.d_c);
             }
         }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int done = (2 * part + i) % kParts;  // of this weight
+            copy(x.w + (part < kParts / 2 ? 0 : kValueBytes) + done * kRowStepBytes, x.weight, done * kRowStep < x.rows);
+            x.weight += x.weight_step;
+        }
+    }
+
+    // After the last part: the rope chunks of a new tile, the group's end, and the next step.
+    __device__ __forceinline__ void advance() {
+        if (step == 0 && a.d_rope > 0) {
+            const int tid = recomputed(thread);
+            const char* rope = a.rope + here.offset(s, a.rope_stride_b, a.rope_stride_s) + 16 * (tid % 4);
+            const uint32_t dst = shared_address(smem.rope[tile & 1]) + wide_offset<2 * kRope>(tid / 4, tid % 4);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                copy(dst ^ 64 * i, rope + 64 * i, here.present() && 8 * (tid % 4) + 32 * i < a.d_rope);
+            }
+        }
+        ptx::cp_async_commit();
         stage = stage + 1 == kStages ? 0 : stage + 1;
-        ptx::cp_async_commit();  // also when empty: waits count groups
+        if (++step == steps) {
+            step = 0;
+            ++tile;
+            here = look_up(tile);  // wanted a step later
+        }
     }
 };
 
-// acc += c [64, kDepth] w [kDepth, 256] of one stage: this warp's 32 x 64. Chunk 2 i of a row lies at its chunk 0 XOR 32 i bytes.
+// acc += c [64, kDepth] w [kDepth, 256] of one stage: this warp's 32 x 64; issues the copies of a later one. Chunk 2 i of a row lies at its chunk 0 XOR 32 i bytes.
 template <typename T, bool kWeightsNk>
-__device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_base, uint32_t w_base, int thread) {
+__device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_base, uint32_t w_base, int thread,
+                                             Copier<T, kWeightsNk>& copier) {
     const int tid = recomputed(thread);
     const int lane = tid % 32;
     const int warp = tid / 32;
@@ -205,15 +219,19 @@ __device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_b
         if constexpr (kWeightsNk) {
             ptx::ldmatrix_x4(bf, (w_addr ^ 32 * kk) + 16 * n * 2 * kDepth);
         } else {
-            ptx::ldmatrix_x4_trans(bf, (w_addr ^ 32 * n) + 16 * kk * 2 * (kNope + kValue));
+            ptx::ldmatrix_x4_trans(bf, (recomputed(w_addr) ^ 32 * n) + 16 * kk * 2 * (kNope + kValue));
         }
     };
     uint32_t af[2][2][4];
     uint32_t bf[2][4];
     load_a(af[0], 0);
     load_b(bf[0], 0, 0);
+    auto sources = copier.sources();
 #pragma unroll
     for (int kk = 0; kk < kDepth / 16; ++kk) {
+        if (!kWeightsNk && kk == 1) {  // no registers to have it earlier, between the copies
+            load_a(af[1], 1);
+        }
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             if (n < 3) {
@@ -221,7 +239,7 @@ __device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_b
             } else if (kk + 1 < kDepth / 16) {
                 load_b(bf[0], kk + 1, 0);
             }
-            if (n == 2 && kk + 1 < kDepth / 16) {
+            if ((kWeightsNk || kk > 0) && n == 2 && kk + 1 < kDepth / 16) {
                 load_a(af[(kk + 1) % 2], kk + 1);
             }
 #pragma unroll
@@ -229,6 +247,12 @@ __device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_b
                 ptx::mma_m16n8k16<T>(acc[m][2 * n], af[kk % 2][m], bf[n % 2][0], bf[n % 2][1]);
                 ptx::mma_m16n8k16<T>(acc[m][2 * n + 1], af[kk % 2][m], bf[n % 2][2], bf[n % 2][3]);
             }
+            if (kk == 0) {
+                copier.issue(sources, n);
+            }
+        }
+        if (kk == 0) {
+            copier.advance();
         }
     }
 }
@@ -240,22 +264,26 @@ __device__ __forceinline__ void store_projected(SharedStorage& smem, const float
     const int tid = recomputed(thread);
     const int lane = tid % 32;
     const int warp = tid / 32;
-    const bool is_k = warp / 4 == 0;
     uint8_t* const kv = smem.kv[warp / 4] + 4 * (lane % 4);
+    const auto store = [&](auto pack) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            const int chunk = 8 * (warp / 2 % 2) + n;
+            for (int n = 0; n < 8; ++n) {
+                const int chunk = 8 * (warp / 2 % 2) + n;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int key = 32 * (warp % 2) + 16 * m + 8 * half + lane / 4;
-                const float x = acc[m][n][2 * half];
-                const float y = acc[m][n][2 * half + 1];
-                uint32_t* const at = reinterpret_cast<uint32_t*>(kv + wide_offset<2 * kNope>(key, chunk));
-                *at = is_k ? pack_scores<T>(x, y) : ptx::pack2<T>(x, y);
+                for (int half = 0; half < 2; ++half) {
+                    const int key = 32 * (warp % 2) + 16 * m + 8 * half + lane / 4;
+                    *reinterpret_cast<uint32_t*>(kv + wide_offset<2 * kNope>(key, chunk)) =
+                        pack(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+                }
             }
         }
+    };
+    if (warp / 4 == 0) {
+        store([](float x, float y) { return pack_scores<T>(x, y); });
+    } else {
+        store([](float x, float y) { return ptx::pack2<T>(x, y); });
     }
 }
 
@@ -436,7 +464,7 @@ __global__ void __launch_bounds__(up_project::kThreads, 1) mla_up_project_sm80_k
     const int num_tiles = (end + kKeys - 1) / kKeys;
     const int steps = max(kMinSteps, (a.d_c + kDepth - 1) / kDepth);
 
-    Copier<T, kWeightsNk> copier{a, smem, s, head, tid, end, steps, num_tiles};
+    Copier<T, kWeightsNk> copier{a, smem, s, head, tid, end, steps};
     copier.begin();
     {
         // Q, zeros beyond the last token and the widths: a warp copies rows warp, warp + 8, ..
@@ -457,7 +485,12 @@ __global__ void __launch_bounds__(up_project::kThreads, 1) mla_up_project_sm80_k
     }
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
-        copier.issue();
+        auto sources = copier.sources();
+#pragma unroll
+        for (int part = 0; part < copier.kParts; ++part) {
+            copier.issue(sources, part);
+        }
+        copier.advance();
     }
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         // The part of q that meets K as fp16: each thread what it copied itself.
@@ -499,8 +532,7 @@ __global__ void __launch_bounds__(up_project::kThreads, 1) mla_up_project_sm80_k
             for (int step = 0; step < steps; ++step) {
                 ptx::cp_async_wait<kStages - 2>();
                 __syncthreads();  // this stage is there, the one before is free
-                copier.issue();
-                project_step<T, kWeightsNk>(acc, shared_address(smem.c[stage]), shared_address(smem.w[stage]), tid);
+                project_step<T, kWeightsNk>(acc, shared_address(smem.c[stage]), shared_address(smem.w[stage]), tid, copier);
                 stage = stage + 1 == kStages ? 0 : stage + 1;
             }
             store_projected<T>(smem, acc, tid);
