@@ -29,6 +29,7 @@ struct Case {
     double collinear = 0.0;   // keys = one row per head + this much noise
     double minus_1000 = 0.0;  // share of gates of -1000
     int64_t nan_sequence = -1;
+    double value_size = 1.0;
     // decode
     int64_t slots_per_sequence = 1;
     bool accepted = false, state_out = false;
@@ -112,7 +113,7 @@ struct Data {
                                     c.minus_1000 > 0 && integer(0, 999) < 1000 * c.minus_1000 ? wild : gate);
                     }
                     for (int64_t i = 0; i < c.dim_v; ++i) {
-                        v.data->set(v.at(b, t, h) + i, normal());
+                        v.data->set(v.at(b, t, h) + i, c.value_size * normal());
                     }
                     for (int64_t i = 0; i < (c.per_channel != 0 ? c.dim_v : 1); ++i) {
                         const double raw = c.beta_mean + c.beta_spread * normal();
@@ -525,18 +526,31 @@ void test_edges() {
         forward("slow decay", kernel, [](Case& c) {
             c.gate_mean = -8.0, c.gate_spread = 0.1, c.a_log = c.dt_bias = false, c.tokens = 1024, c.bound = 5e-3;
         });
-        forward("collinear keys", kernel, [](Case& c) {
+        // The portable kernels stay far below the bound of nearly collinear keys.
+        const double collinear_bound = kernel == FLARE_KERNEL_PORTABLE ? 8e-3 : 1.2e-2;
+        forward("collinear keys", kernel, [&](Case& c) {
             c.collinear = 1e-3, c.gate_mean = -4.0, c.gate_spread = 0.0, c.beta_mean = 8.0, c.beta_spread = 0.0;
-            c.a_log = c.dt_bias = false, c.tokens = 1024, c.heads_qk = c.heads_v = 1, c.bound = 1.2e-2;
+            c.a_log = c.dt_bias = false, c.tokens = 1024, c.heads_qk = c.heads_v = 1, c.bound = collinear_bound;
         });
-        forward("collinear keys, long", kernel, [](Case& c) {
+        forward("collinear keys, long", kernel, [&](Case& c) {
             c.collinear = 1e-3, c.gate_mean = -12.0, c.gate_spread = 0.0, c.beta_mean = 8.0, c.beta_spread = 0.0;
-            c.a_log = c.dt_bias = false, c.tokens = 16384, c.heads_qk = c.heads_v = 1, c.bound = 1.2e-2;
+            c.a_log = c.dt_bias = false, c.tokens = 16384, c.heads_qk = c.heads_v = 1, c.bound = collinear_bound;
         });
-        forward("collinear keys, norm 0.9", kernel, [](Case& c) {
+        forward("collinear keys, norm 0.9", kernel, [&](Case& c) {
             c.collinear = 3e-1, c.gate = FLARE_GATE_LOG, c.gate_mean = 0.02, c.gate_spread = 0.004, c.beta = FLARE_BETA_RAW;
-            c.beta_mean = 50.0, c.beta_spread = 0.0, c.tokens = 2048, c.heads_qk = c.heads_v = 1, c.bound = 1.2e-2;
+            c.beta_mean = 50.0, c.beta_spread = 0.0, c.tokens = 2048, c.heads_qk = c.heads_v = 1, c.bound = collinear_bound;
         });
+        if (kernel == FLARE_KERNEL_PORTABLE) {
+            for (const double noise : {0.01, 0.05, 0.3}) {
+                forward("keys equal to a few percent, memory of 100 tokens", kernel, [&](Case& c) {
+                    c.collinear = noise, c.gate_mean = -6.0, c.gate_spread = 0.5, c.beta_mean = 6.0, c.beta_spread = 0.5;
+                    c.a_log = c.dt_bias = false, c.tokens = 512, c.heads_qk = c.heads_v = 1, c.bound = 6e-3;
+                });
+            }
+            for (const double size : {1e-8, 1e-3, 1e4, 1e9}) {
+                forward("small and large values", kernel, [&](Case& c) { c.value_size = size, c.initial = false, c.tokens = 200; });
+            }
+        }
         forward("beta 0", kernel, [](Case& c) { c.beta_mean = -60.0, c.beta_spread = 0.0; });
         forward("beta 1", kernel, [](Case& c) { c.beta_mean = 60.0, c.beta_spread = 0.0; });
         forward("beta 2", kernel, [](Case& c) { c.beta = FLARE_BETA_SIGMOID2, c.beta_mean = 3.0; });

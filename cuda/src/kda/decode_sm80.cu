@@ -1,9 +1,10 @@
 // KDA decode on any CUDA device: one or a few tokens per sequence. Bound by memory: each state is read and written once, so what counts is
 // that reads never stop. Many small independent warps do that best: each takes a piece of a few value columns of one (sequence, value
-// head), and is gone after it. There is no barrier wider than a warp.
+// head), and is gone after it. With one token a sequence there is no barrier wider than a warp; with more, the four warps of a block make
+// one token each ready for all.
 //
 // All that a piece needs is requested at once, the token's vectors before the state: behind the state they would wait for it, and every
-// latency in sequence is paid at the full queue of a busy memory (q, k, v after the state: 350 us instead of 276 at 256 sequences).
+// latency in sequence is paid at the full queue of a busy memory (q, k, v after the state: 350 us instead of TODO at 256 sequences).
 //
 // A lane holds K / 8 key channels x kCols value columns, arranged so that accesses are wide in either layout:
 //   V, K layout: lane = 8 r + j holds columns 4 i + r; channels in runs of 4 (fp32) or 8 (bf16) that the 8 lanes j interleave
@@ -14,20 +15,22 @@
 namespace flare::kda {
 namespace {
 
-constexpr int kThreads = 64;
-constexpr int kWarps = kThreads / 32;
-
 template <int kDim, StateLayout kStateLayout, bool kIsBf16, bool kIsOneToken>
 struct Config {
     static constexpr int kK = kDim;  // and V
     static constexpr StateLayout kLayout = kStateLayout;
     static constexpr bool kBf16 = kIsBf16;
     static constexpr bool kOneToken = kIsOneToken;  // of each sequence, dense; else any number of them
-    static constexpr int kTokens = kOneToken ? 1 : 4;  // ready at a time
-    static constexpr int kChannels = kK / 8;           // of a lane
-    static constexpr int kCols = 4;  // of a lane
+    static constexpr int kChannels = kK / 8;  // of a lane
+    static constexpr int kCols = 4;           // of a lane
     static constexpr int kColumns = 4 * kCols;  // of a piece
-    static constexpr int kBlocksPerSm = kOneToken ? 8 : 6;
+    static constexpr int kWarps = kOneToken ? 2 : 4;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kTokens = kOneToken ? 1 : kWarps;                       // ready at a time
+    static constexpr int kGroup = kOneToken ? kColumns : kWarps * kColumns;      // columns that share a token's vectors
+    static constexpr int kGroupPerLane = (kGroup + 31) / 32;
+    static constexpr int kBlocksPerSm = kOneToken ? 8 : 3;
+    static_assert(kK % kGroup == 0, "a group belongs to one state");
 };
 
 struct Lane {
@@ -58,31 +61,32 @@ struct Piece {
     uint32_t head;
     uint32_t head_qk;
     int column0;
+    int group0;  // first column of the group
 
     __device__ __forceinline__ Piece(const KdaParams& p, uint32_t number) {
         constexpr uint32_t per_state = C::kK / C::kColumns;
         const uint32_t heads = static_cast<uint32_t>(p.heads_v);
         const uint32_t state = number / per_state;
                 column0 = static_cast<int>(number - state * per_state) * C::kColumns;
+        group0 = column0 / C::kGroup * C::kGroup;
         n = state / heads;
         head = state - n * heads;
         head_qk = head / (heads / static_cast<uint32_t>(p.heads_qk));
     }
 };
 
-// A token's vectors as they lie in memory: requested long before they are used. A lane has channels 4 lane .. 4 lane + 3, and value column
-// `lane` of the piece.
+// A token's vectors as they lie in memory: requested long before they are used. A lane has channels 4 lane .. 4 lane + 3, and every
+// 32nd value column of the group.
 template <typename C>
 struct RawToken {
     uint2 q, k;
     uint4 g;
-    uint32_t v, beta;
+    uint32_t v[C::kGroupPerLane], beta[C::kGroupPerLane];
 
     __device__ __forceinline__ void request(const KdaParams& p, const TokenSpan& span, int64_t token, const Piece<C>& piece, int lane_idx) {
         const int c = 4 * lane_idx;
         q = k = {0, 0};
         g = {0, 0, 0, 0};
-        v = beta = 0;
         if (c < C::kK) {
             q = load_raw4(p.q, element_offset(p.q_stride, span, token, piece.head_qk) + c);
             k = load_raw4(p.k, element_offset(p.k_stride, span, token, piece.head_qk) + c);
@@ -94,23 +98,27 @@ struct RawToken {
                 g.x = half.x, g.y = half.y;
             }
         }
-        if (lane_idx < C::kColumns) {
-            const int column = piece.column0 + lane_idx;
-            v = static_cast<const uint16_t*>(p.v)[element_offset(p.v_stride, span, token, piece.head) + column];
-            beta = load_raw(p.beta, element_offset(p.beta_stride, span, token, piece.head) + (p.beta_per_channel != 0 ? column : 0),
-                            p.beta_dtype);
+#pragma unroll
+        for (int i = 0; i < C::kGroupPerLane; ++i) {
+            const int column = piece.group0 + lane_idx + 32 * i;
+            v[i] = beta[i] = 0;
+            if (lane_idx + 32 * i < C::kGroup) {
+                v[i] = static_cast<const uint16_t*>(p.v)[element_offset(p.v_stride, span, token, piece.head) + column];
+                beta[i] = load_raw(p.beta, element_offset(p.beta_stride, span, token, piece.head) + (p.beta_per_channel != 0 ? column : 0),
+                                   p.beta_dtype);
+            }
         }
     }
 };
 
-// Normalised and scaled q, normalised k, decay, v and beta of a token, in shared memory of one warp.
+// Normalised and scaled q, normalised k, decay, v and beta of a token, in shared memory.
 template <typename C>
 struct TokenVectors {
     alignas(16) float q[C::kK];
     alignas(16) float k[C::kK];
     alignas(16) float decay[C::kK];
-    float v[C::kColumns];
-    float beta[C::kColumns];
+    float v[C::kGroup];
+    float beta[C::kGroup];
 
     __device__ __forceinline__ void set(const RawToken<C>& raw, const KdaParams& p, const GateConstants& gate, const float4& bias,
                                         int lane_idx) {
@@ -144,9 +152,12 @@ struct TokenVectors {
                 decay_from_log2(gate_log2(gate, g4[0] + bias.x)), decay_from_log2(gate_log2(gate, g4[1] + bias.y)),
                 decay_from_log2(gate_log2(gate, g4[2] + bias.z)), decay_from_log2(gate_log2(gate, g4[3] + bias.w))};
         }
-        if (lane_idx < C::kColumns) {
-            v[lane_idx] = convert(raw.v, p.dtype);
-            beta[lane_idx] = activate_beta(p.beta_activation, convert(raw.beta, p.beta_dtype));
+#pragma unroll
+        for (int i = 0; i < C::kGroupPerLane; ++i) {
+            if (lane_idx + 32 * i < C::kGroup) {
+                v[lane_idx + 32 * i] = convert(raw.v[i], p.dtype);
+                beta[lane_idx + 32 * i] = activate_beta(p.beta_activation, convert(raw.beta[i], p.beta_dtype));
+            }
         }
     }
 };
@@ -264,7 +275,7 @@ __device__ __forceinline__ float channel_sum(float x) {
 // S <- diag(decay) S;  e = v - S^T k;  S <- S + beta k e^T;  out = S^T q.
 template <typename C>
 __device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (&out)[C::kCols], const TokenVectors<C>& token,
-                                     const Lane& lane) {
+                                     const Lane& lane, int in_group) {
     float e[C::kCols] = {};
 #pragma unroll
     for (int m = 0; m < C::kChannels; ++m) {
@@ -279,7 +290,7 @@ __device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (
     }
 #pragma unroll
     for (int i = 0; i < C::kCols; ++i) {
-        const int column = column_of<C>(i, lane.r);
+        const int column = in_group + column_of<C>(i, lane.r);
         e[i] = token.beta[column] * (token.v[column] - channel_sum<C>(e[i]));
         out[i] = 0.0f;
     }
@@ -302,14 +313,14 @@ __device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (
 }
 
 template <typename C>
-__global__ void __launch_bounds__(kThreads, C::kBlocksPerSm) kda_decode_kernel(const __grid_constant__ KdaParams p, uint32_t pieces) {
-    __shared__ TokenVectors<C> shared[kWarps][C::kTokens];
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) kda_decode_kernel(const __grid_constant__ KdaParams p, uint32_t pieces) {
+    __shared__ TokenVectors<C> shared[C::kOneToken ? C::kWarps : C::kTokens];
+    const int warp = threadIdx.x / 32;
     const int lane_idx = threadIdx.x % 32;
-    const uint32_t number = blockIdx.x * kWarps + threadIdx.x / 32;
-    if (number >= pieces) {
+    const uint32_t number = blockIdx.x * C::kWarps + warp;
+    if (number >= pieces) {  // not in a block whose warps meet: they are all of one state
         return;
     }
-    TokenVectors<C>(&vectors)[C::kTokens] = shared[threadIdx.x / 32];
     Lane lane;
     lane.j = C::kLayout == StateLayout::kKV ? lane_idx / 4 : lane_idx % 8;
     lane.r = C::kLayout == StateLayout::kKV ? lane_idx % 4 : lane_idx / 8;
@@ -319,9 +330,11 @@ __global__ void __launch_bounds__(kThreads, C::kBlocksPerSm) kda_decode_kernel(c
     const bool has_state = !slots.is_padding(start_slot);
     const TokenSpan span = C::kOneToken ? TokenSpan{piece.n, 0, 1} : token_span(p, piece.n);
 
+    // With several tokens each warp has its own.
+    const int first_token = C::kOneToken ? 0 : warp;
     RawToken<C> raw;
-    if (span.count > 0) {
-        raw.request(p, span, 0, piece, lane_idx);
+    if (first_token < span.count) {
+        raw.request(p, span, first_token, piece, lane_idx);
     }
     float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
     if (p.dt_bias != nullptr && 4 * lane_idx < C::kK) {
@@ -336,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocksPerSm) kda_decode_kernel(c
 
     const auto advance = [&](const TokenVectors<C>& token_vectors, int64_t token) {
         float out[C::kCols];
-        step<C>(s, out, token_vectors, lane);
+        step<C>(s, out, token_vectors, lane, piece.column0 - piece.group0);
         const int64_t out0 = element_offset(p.out_stride, span, token, piece.head) + piece.column0;
 #pragma unroll
         for (int i = 0; i < C::kCols; ++i) {
@@ -346,27 +359,24 @@ __global__ void __launch_bounds__(kThreads, C::kBlocksPerSm) kda_decode_kernel(c
         }
     };
     if constexpr (C::kOneToken) {
-        vectors[0].set(raw, p, gate, bias, lane_idx);
+        shared[warp].set(raw, p, gate, bias, lane_idx);
         __syncwarp();
-        advance(vectors[0], 0);
+        advance(shared[warp], 0);
     } else {
-        // The first tokens are made ready while the state is on its way.
 #pragma unroll 1
         for (int64_t token0 = 0; token0 < span.count; token0 += C::kTokens) {
             const int count = static_cast<int>(min(int64_t{C::kTokens}, span.count - token0));
-            __syncwarp();  // the previous tokens' vectors have been read
-#pragma unroll 1
-            for (int t = 0; t < count; ++t) {
-                const RawToken<C> current = raw;
-                if (token0 + t + 1 < span.count) {
-                    raw.request(p, span, token0 + t + 1, piece, lane_idx);
-                }
-                vectors[t].set(current, p, gate, bias, lane_idx);
+            if (token0 > 0 && warp < count) {
+                raw.request(p, span, token0 + warp, piece, lane_idx);
             }
-            __syncwarp();
+            __syncthreads();  // the previous tokens' vectors have been read
+            if (warp < count) {
+                shared[warp].set(raw, p, gate, bias, lane_idx);
+            }
+            __syncthreads();
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
-                advance(vectors[t], token0 + t);
+                advance(shared[t], token0 + t);
                 if (slots.per_token() && token0 + t < p.slots_per_sequence) {
                     const int64_t slot = slots.at(token0 + t);
                     if (!slots.is_padding(slot)) {
@@ -388,7 +398,7 @@ bool whole_fours(const Strides& s) {
 template <typename C>
 int32_t launch(const KdaParams& p, cudaStream_t stream) {
     const uint32_t pieces = static_cast<uint32_t>(p.num_sequences * p.heads_v * (C::kK / C::kColumns));
-    kda_decode_kernel<C><<<(pieces + kWarps - 1) / kWarps, kThreads, 0, stream>>>(p, pieces);
+    kda_decode_kernel<C><<<(pieces + C::kWarps - 1) / C::kWarps, C::kThreads, 0, stream>>>(p, pieces);
     return cudaPeekAtLastError();
 }
 

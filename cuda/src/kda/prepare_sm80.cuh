@@ -39,7 +39,8 @@ struct PrepareShared {
         uint4 exchange[2][2][2][2][32];
         float total[2][2][32];  // [buffer][block][channel of the group]
         float norm_k[kChunk];
-        float norm_q[kChunk];
+        float scale_k[kChunk];  // ck
+        float scale_q[kChunk];  // cq
         float beta[kChunk];
     } pair[kPreparePairs];
     struct Matrices {
@@ -87,6 +88,12 @@ __device__ __forceinline__ void decays(float (&decay)[8], const uint4& raw, cons
     for (int i = 0; i < 8; ++i) {
         decay[i] = valid ? decay_from_log2(decay[i]) : 1.0f;
     }
+}
+
+// The power of two that brings the root of `sum_of_squares` into [1, 2).
+__device__ __forceinline__ float root_scale(float sum_of_squares) {
+    const int exponent = (static_cast<int>(__float_as_uint(sum_of_squares) >> 23) - 127) >> 1;
+    return __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
 }
 
 // pack(x * f) of eight channels.
@@ -314,9 +321,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
         }
         ptx::cp_async_commit();
     }
-#pragma unroll 1
+    // Norms first: their powers of two go into the operands.
+#pragma unroll
     for (int group = 0; group < kK / 32; ++group) {
-        const int channel = 32 * group + 8 * t;
         const int pending = kK / 32 - 1 - group;
         if (pending == 3) {
             ptx::cp_async_wait<3>();
@@ -327,6 +334,41 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
         } else {
             ptx::cp_async_wait<0>();
         }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float kf[8], qf[8];
+            unpack8<T>(kf, shared.staged[warp][group][r][lane]);
+            unpack8<T>(qf, shared.staged[warp][group][2 + r][lane]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                norm_k[r] = fmaf(kf[i], kf[i], norm_k[r]);
+                norm_q[r] = fmaf(qf[i], qf[i], norm_q[r]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float sum_k = tile::quad_sum(norm_k[r]);
+        const float sum_q = tile::quad_sum(norm_q[r]);
+        if (t == 0) {
+            const float scale_k = root_scale(sum_k);
+            const float scale_q = root_scale(sum_q);
+            const float nk = p.qk_l2norm != 0 ? rsqrtf(sum_k + kNormEpsilon) : 1.0f;
+            const float nq = p.scale * (p.qk_l2norm != 0 ? rsqrtf(sum_q + kNormEpsilon) : 1.0f);
+            sm.norm_k[rows[r]] = nk;
+            sm.scale_k[rows[r]] = scale_k;
+            sm.scale_q[rows[r]] = scale_q;
+            reinterpret_cast<float*>(out + Layout::kOffsetBeta)[rows[r]] = sm.beta[rows[r]];
+            reinterpret_cast<float*>(out + Layout::kOffsetNormK)[rows[r]] = nk;
+            reinterpret_cast<float*>(out + Layout::kOffsetNormU)[rows[r]] = __fdividef(nk, scale_k);
+            reinterpret_cast<float*>(out + Layout::kOffsetNormQ)[rows[r]] = __fdividef(nq, scale_q);
+        }
+    }
+    __syncwarp();
+
+#pragma unroll 1
+    for (int group = 0; group < kK / 32; ++group) {
+        const int channel = 32 * group + 8 * t;
         const bool inside = channel < p.head_dim_k;  // channels beyond are zeros that never decay
         float kf[2][8];
         uint4 q[2];
@@ -384,8 +426,6 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             unpack8<T>(qf[r], q[r]);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                norm_k[r] = fmaf(kf[r][i], kf[r][i], norm_k[r]);
-                norm_q[r] = fmaf(qf[r][i], qf[r][i], norm_q[r]);
                 diagonal[r] = fmaf(qf[r][i], kf[r][i], diagonal[r]);
             }
         }
@@ -453,27 +493,23 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             uint32_t packed[4];
             scale_pack<T>(packed, kf[r], pre[r]);
             ptx::st_global_v4(row + Layout::kOffsetKd, packed);
+            const float scale_q = sm.scale_q[rows[r]];
+            const float scale_k = sm.scale_k[rows[r]];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                pre[r][i] *= scale_q;
+                suf[r][i] *= scale_k;
+            }
             scale_pack<T>(packed, qf[r], pre[r]);
             ptx::st_global_v4(row + Layout::kOffsetQd, packed);
-            scale_pack<T>(packed, kf[r], suf[r]);
+            scale_pack<__half>(packed, kf[r], suf[r]);
             ptx::st_global_v4(row + Layout::kOffsetKr, packed);
         }
     }
 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        norm_k[r] = tile::quad_sum(norm_k[r]);
-        norm_q[r] = tile::quad_sum(norm_q[r]);
         diagonal[r] = tile::quad_sum(diagonal[r]);
-        if (t == 0) {
-            const float nk = p.qk_l2norm != 0 ? rsqrtf(norm_k[r] + kNormEpsilon) : 1.0f;
-            const float nq = p.scale * (p.qk_l2norm != 0 ? rsqrtf(norm_q[r] + kNormEpsilon) : 1.0f);
-            sm.norm_k[rows[r]] = nk;
-            sm.norm_q[rows[r]] = nq;
-            reinterpret_cast<float*>(out + Layout::kOffsetBeta)[rows[r]] = sm.beta[rows[r]];
-            reinterpret_cast<float*>(out + Layout::kOffsetNormK)[rows[r]] = nk;
-            reinterpret_cast<float*>(out + Layout::kOffsetNormQ)[rows[r]] = nq;
-        }
     }
     ptx::named_barrier_sync(barrier, 64);
 
@@ -529,8 +565,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
     }
     ptx::named_barrier_sync(barrier, 64);
 
-    // Rounded with error feedback: where neighbouring keys are nearly equal, sums of u over tokens telescope, and
-    // rounding errors that cancel in sums over rows of X, and over columns of A, are what keeps them exact.
+    // X is rounded with error feedback along its rows: where neighbouring keys are nearly equal, sums of u over tokens telescope, and
+    // rounding errors that cancel in such sums are what keeps them exact.
     if (block == 0) {
         float x[kChunk];
         solve_column(x, matrices.l_transposed, lane);
@@ -545,24 +581,19 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
         }
     } else {
         uint4* const row = reinterpret_cast<uint4*>(out + Layout::kOffsetA + lane * 64);
-        float error = 0.0f;
+        const float scale_q = sm.scale_q[lane];
 #pragma unroll
         for (int piece = 0; piece < 4; ++piece) {
             uint32_t packed[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float4 values = *reinterpret_cast<const float4*>(&matrices.a[lane][8 * piece + 4 * half]);
-                const float exact[4] = {values.x, values.y, values.z, values.w};
-                float rounded[4];
-#pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    const bool inside = 8 * piece + 4 * half + c <= lane;
-                    const float target = exact[c] + error;
-                    rounded[c] = inside ? static_cast<float>(static_cast<T>(target)) : 0.0f;
-                    error = inside ? target - rounded[c] : 0.0f;
-                }
-                packed[2 * half] = ptx::pack2<T>(rounded[0], rounded[1]);
-                packed[2 * half + 1] = ptx::pack2<T>(rounded[2], rounded[3]);
+                const int column = 8 * piece + 4 * half;
+                const float4 values = *reinterpret_cast<const float4*>(&matrices.a[lane][column]);
+                const float4 scale_k = *reinterpret_cast<const float4*>(&sm.scale_k[column]);
+                packed[2 * half] = ptx::pack2<__half>(column <= lane ? values.x * scale_q * scale_k.x : 0.0f,
+                                                      column + 1 <= lane ? values.y * scale_q * scale_k.y : 0.0f);
+                packed[2 * half + 1] = ptx::pack2<__half>(column + 2 <= lane ? values.z * scale_q * scale_k.z : 0.0f,
+                                                          column + 3 <= lane ? values.w * scale_q * scale_k.w : 0.0f);
             }
             row[piece ^ ((lane / 2) % 4)] = {packed[0], packed[1], packed[2], packed[3]};
         }

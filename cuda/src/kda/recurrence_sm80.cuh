@@ -4,9 +4,9 @@
 // registers (an accumulator's layout is an A operand's), so the chain of products has no shared-memory round trip:
 //   W^T = S^T Kd^T, O^T = S^T Qd^T        n = 32 tokens, k = K     A: S^T rounded to 16 bits, B: tiles Kd, Qd
 //   U^T = (beta (V - norm_k W))^T X^T     n = 32, k = 32           B: tile X; the left side as two 16-bit terms
-//   O^T += U^T A^T                        n = 32, k = 32           B: tile A
-//   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32            B: tile Kr, by transposing ldmatrix
-// From there on U stands for norm_k * U, because Kr and A hold unnormalised keys; out = norm_q * O.
+//   O^T += U^T A^T                        n = 32, k = 32, fp16     B: tile A
+//   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr, by transposing ldmatrix
+// From there on U stands for norm_u * U, because Kr and A hold unnormalised keys; out = norm_q * O.
 //
 // A ring of stages in shared memory, each the operand block and the value rows of a chunk, filled by cp.async one chunk's time or more
 // ahead; one __syncthreads a chunk says both that a stage has landed and that the one before it is free. Each warp has 1 KB to
@@ -17,6 +17,7 @@
 #include "ptx/ldst.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
+#include "tile/fragment.cuh"
 
 namespace flare::kda::sm80 {
 
@@ -117,6 +118,25 @@ struct Feeder {
         ptx::cp_async_commit();
     }
 };
+
+// 1 where fp16 holds numbers up to `largest` well, else the power of two that brings it into [1, 2).
+__device__ __forceinline__ float fp16_range(float largest) {
+    const bool ordinary = largest == 0.0f || (largest >= 0x1p-10f && largest < 0x1p14f) || largest != largest;
+    const int exponent = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 1), 253);
+    return ordinary ? 1.0f : __uint_as_float(static_cast<uint32_t>(254 - exponent) << 23);
+}
+
+// Accumulator tiles times a factor for each of a lane's two rows, which are value columns.
+template <int kTiles>
+__device__ __forceinline__ void scale_columns(float (&tiles)[kTiles][4], float first, float second) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        tiles[j][0] *= first;
+        tiles[j][1] *= first;
+        tiles[j][2] *= second;
+        tiles[j][3] *= second;
+    }
+}
 
 template <typename T, int kK>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1)
@@ -263,31 +283,56 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
                 ptx::mma_m16n8k16<T>(u[2 * half + 1], a_low, b[2], b[3]);
             }
         }
-        uint32_t u16[8];
+        // U, and O += U A^T and S += U Kr, in fp16 for its three more bits: see chunk_sm80.cuh. Its range ends at 65504, so a column whose
+        // values are out of the ordinary goes through all of this times a power of two. That depends on this chunk's U alone: results
+        // stay the same whatever came before.
+        float largest[2] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float2 norm_k = ptx::ld_shared_f2(block + Layout::kOffsetNormK + 8 * t + 32 * j);
-            u16[2 * j] = ptx::pack2<T>(u[j][0] * norm_k.x, u[j][1] * norm_k.y);
-            u16[2 * j + 1] = ptx::pack2<T>(u[j][2] * norm_k.x, u[j][3] * norm_k.y);
+            const float2 norm_u = ptx::ld_shared_f2(block + Layout::kOffsetNormU + 8 * t + 32 * j);
+            u[j][0] *= norm_u.x;
+            u[j][1] *= norm_u.y;
+            u[j][2] *= norm_u.x;
+            u[j][3] *= norm_u.y;
+            largest[0] = fmaxf(largest[0], fmaxf(fabsf(u[j][0]), fabsf(u[j][1])));
+            largest[1] = fmaxf(largest[1], fmaxf(fabsf(u[j][2]), fabsf(u[j][3])));
+        }
+        float range[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            range[r] = fp16_range(tile::quad_max(largest[r]));
+        }
+        const bool scaled = __any_sync(0xffffffffu, range[0] != 1.0f || range[1] != 1.0f);
+        if (scaled) {
+            scale_columns(u, range[0], range[1]);
+            scale_columns(o, range[0], range[1]);
+            scale_columns(s, range[0], range[1]);
         }
 #pragma unroll
         for (int kb = 0; kb < 2; ++kb) {
-            const uint32_t a[4] = {u16[4 * kb], u16[4 * kb + 1], u16[4 * kb + 2], u16[4 * kb + 3]};
+            const uint32_t a[4] = {ptx::pack2<__half>(u[2 * kb][0], u[2 * kb][1]), ptx::pack2<__half>(u[2 * kb][2], u[2 * kb][3]),
+                                   ptx::pack2<__half>(u[2 * kb + 1][0], u[2 * kb + 1][1]),
+                                   ptx::pack2<__half>(u[2 * kb + 1][2], u[2 * kb + 1][3])};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 uint32_t b[4];
                 ptx::ldmatrix_x4(b, block + Layout::kOffsetA + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
-                ptx::mma_m16n8k16<T>(o[2 * half], a, b[0], b[1]);
-                ptx::mma_m16n8k16<T>(o[2 * half + 1], a, b[2], b[3]);
+                ptx::mma_m16n8k16<__half>(o[2 * half], a, b[0], b[1]);
+                ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
             }
 #pragma unroll
             for (int pair = 0; pair < kTiles / 2; ++pair) {
                 uint32_t b[4];
                 ptx::ldmatrix_x4_trans(b, block + Layout::kOffsetKr + restored_lane + kb * 2048 + (pair / 4) * 4096 +
                                               (restored_swizzle ^ (32 * (pair % 4))));
-                ptx::mma_m16n8k16<T>(s[2 * pair], a, b[0], b[1]);
-                ptx::mma_m16n8k16<T>(s[2 * pair + 1], a, b[2], b[3]);
+                ptx::mma_m16n8k16<__half>(s[2 * pair], a, b[0], b[1]);
+                ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a, b[2], b[3]);
             }
+        }
+        if (scaled) {
+            const float back[2] = {1.0f / range[0], 1.0f / range[1]};
+            scale_columns(o, back[0], back[1]);
+            scale_columns(s, back[0], back[1]);
         }
 
         __syncwarp();  // the previous chunk's piece has been read
