@@ -163,6 +163,10 @@ final class Copies {
               plan.rows(),
               on),
           "cuMemcpy2DAsync");
+    } else if (fromHost && isStaged(gpu, from, stream, plan)) {
+      gpu.staging().toDevice(target, hostBytes(from, source, plan.width()), stream);
+    } else if (toHost && isStaged(gpu, to, stream, plan)) {
+      gpu.staging().toHost(hostBytes(to, target, plan.width()), source, stream);
     } else if (fromHost) {
       gpu.check(gpu.api.copyHostToDevice(target, source, plan.width(), on), "cuMemcpyHtoDAsync");
     } else if (toHost) {
@@ -170,6 +174,18 @@ final class Copies {
     } else {
       gpu.check(gpu.api.copyDeviceToDevice(target, source, plan.width(), on), "cuMemcpyDtoDAsync");
     }
+  }
+
+  /** Whether a piece of host memory is worth staging: large, and not pinned by anybody. */
+  private static boolean isStaged(Gpu gpu, Tensor host, Stream stream, StridedCopy plan) {
+    return plan.width() >= Staging.WORTH_IT
+        && !stream.isCapturing()
+        && !host.isPinned()
+        && !gpu.isPinned(host.address());
+  }
+
+  private static MemorySegment hostBytes(Tensor host, long address, long bytes) {
+    return host.memory().segment().asSlice(address - host.memory().address(), bytes);
   }
 
   // ---- cast and fill --------------------------------------------------------------------------

@@ -187,8 +187,9 @@ public final class Device {
   }
 
   /**
-   * Gives memory that the GPU's pool holds, and no tensor uses, back to the driver for other
-   * processes and libraries. What a stream still uses stays: {@link #synchronize} first.
+   * Gives memory that flare holds for later back to the driver, for other processes and libraries:
+   * what no tensor uses of the GPU's pool, and the pinned buffers of large copies. What a stream
+   * still uses stays: {@link #synchronize} first.
    *
    * @throws DeviceException if the GPU is lost
    */

@@ -31,6 +31,7 @@ final class Gpu {
   /** Orders one stream after another; guarded by itself. */
   private final Fence fence;
 
+  private final Staging staging = new Staging(this);
   private volatile @Nullable String lost;
 
   private record Fence(long event) {}
@@ -252,7 +253,7 @@ final class Gpu {
         // What waits to be freed, and what the pool holds back, may be enough.
         awaitStream(reclaim.handle());
         awaitStream(on.handle());
-        trim();
+        trimPool();
         status = api.allocateAsync(size, pool, on.handle());
       }
       if (status == CudaApi.ERROR_OUT_OF_MEMORY) {
@@ -338,6 +339,15 @@ final class Gpu {
     return GpuMemory.foreign(this, pointer, bytes, release);
   }
 
+  /** Whether the driver knows an address as pinned host memory, somebody else's too. */
+  boolean isPinned(long pointer) {
+    return attribute(CudaApi.POINTER_MEMORY_TYPE, pointer) == CudaApi.MEMORY_TYPE_HOST;
+  }
+
+  Staging staging() {
+    return staging;
+  }
+
   /** An attribute of a pointer; -1 if the driver does not tell. */
   private long attribute(int attribute, long pointer) {
     int status = api.pointerAttribute(attribute, pointer);
@@ -375,9 +385,14 @@ final class Gpu {
     return new Device.Memory(api.out(), api.out2());
   }
 
-  /** Gives memory that the pool holds unused back to the driver. */
+  /** Gives memory that is held for later back to the driver. */
   void trim() {
     enter();
+    staging.trim();
+    trimPool();
+  }
+
+  private void trimPool() {
     check(api.poolTrim(pool, 0), "cuMemPoolTrimTo");
   }
 

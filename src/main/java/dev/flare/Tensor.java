@@ -1089,10 +1089,10 @@ public final class Tensor implements AutoCloseable {
   /**
    * Queues a copy of another tensor's elements.
    *
-   * <p>Host memory must stay as it is until the stream has passed the copy, and what is copied to
-   * the host is there only then. From or to pinned memory the call returns at once; other host
-   * memory goes through the driver's buffers while the call waits. A captured copy reads host
-   * memory at each replay.
+   * <p>From or to pinned memory the call returns at once: host memory must stay as it is until the
+   * stream has passed the copy, and what is copied to the host is there only then. Other host
+   * memory goes through buffers while the call waits. A captured copy reads host memory at each
+   * replay.
    *
    * @param source same shape and dtype, on any device; must not overlap this tensor
    * @param stream of one of the two tensors' devices

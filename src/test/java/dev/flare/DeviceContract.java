@@ -112,6 +112,29 @@ abstract class DeviceContract {
   }
 
   @Test
+  void largeCopiesAreStaged(@TempDir Path folder) throws Exception {
+    int n = 20_000_003;
+    byte[] bytes = new byte[n];
+    new java.util.Random(2).nextBytes(bytes);
+    Path file = Files.write(folder.resolve("large"), bytes);
+    try (Stream stream = Stream.create(gpu());
+        Tensor mapped = Tensor.map(file, 0, DType.UINT8, shape(n));
+        Tensor there = mapped.to(gpu(), stream);
+        Tensor twice = there.copy(); // on another stream, after the first one
+        Tensor back = Tensor.zeros(DType.UINT8, n)) {
+      assertThat(back.copyFrom(twice).segment().mismatch(mapped.segment())).isEqualTo(-1);
+      back.fill(0).copyFrom(there, stream);
+      assertThat(back.segment().mismatch(mapped.segment())).isEqualTo(-1);
+      try (java.lang.foreign.Arena arena = java.lang.foreign.Arena.ofConfined()) {
+        Tensor confined = Tensor.of(arena.allocate(n), DType.UINT8, n);
+        assertThat(confined.copyFrom(there).segment().mismatch(mapped.segment())).isEqualTo(-1);
+        there.fill(0).copyFrom(confined);
+        assertThat(back.fill(0).copyFrom(there).segment().mismatch(mapped.segment())).isEqualTo(-1);
+      }
+    }
+  }
+
+  @Test
   void stridedCopies() {
     try (Tensor host = Tensor.randn(1, DType.FP32, 5, 6, 7, 8);
         Tensor there = host.to(gpu())) {

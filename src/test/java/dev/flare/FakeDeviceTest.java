@@ -32,6 +32,9 @@ class FakeDeviceTest extends DeviceContract {
 
   @AfterEach
   void theDriverHasEverythingBack() {
+    if (cuda.usedBytes() > 0) {
+      gpu.trim();
+    }
     assertThat(cuda.usedBytes()).isZero();
     // Of each device: the default stream, the one for frees, and the event that orders streams.
     assertThat(cuda.openHandles() % 3).isZero();
@@ -192,6 +195,32 @@ class FakeDeviceTest extends DeviceContract {
               name(gpu.stream()) + " waits for e1",
               "copy out 16 on " + name(gpu.stream()),
               "synchronize " + name(gpu.stream()));
+    }
+  }
+
+  @Test
+  void largeCopiesOfPageableMemoryGoThroughPinnedBuffers() {
+    long bytes = (45L << 20) + 17;
+    try (Tensor host = Tensor.empty(DType.UINT8, bytes);
+        Tensor there = Tensor.empty(gpu, DType.UINT8, Shape.of(bytes));
+        Tensor back = Tensor.zeros(DType.UINT8, bytes)) {
+      for (long i = 0; i < bytes; i += 4093) {
+        host.segment().set(java.lang.foreign.ValueLayout.JAVA_BYTE, i, (byte) (i * 31));
+      }
+      List<String> in = logOf(() -> there.copyFrom(host));
+      assertThat(in).filteredOn(line -> line.startsWith("copy in")).hasSize(6);
+      assertThat(in).filteredOn(line -> line.startsWith("pin")).hasSize(4);
+      List<String> out = logOf(() -> back.copyFrom(there));
+      assertThat(out).filteredOn(line -> line.startsWith("copy out")).hasSize(6);
+      assertThat(out).filteredOn(line -> line.startsWith("pin")).isEmpty();
+      assertThat(back.segment().mismatch(host.segment())).isEqualTo(-1);
+      assertThat(logOf(gpu::trim)).filteredOn(line -> line.startsWith("unpin")).hasSize(4);
+      // Memory that is pinned already needs none.
+      try (Tensor pinned = Tensor.pinned(gpu, DType.UINT8, Shape.of(bytes))) {
+        assertThat(logOf(() -> pinned.copyFrom(there)))
+            .filteredOn(line -> line.startsWith("copy out"))
+            .hasSize(1);
+      }
     }
   }
 

@@ -39,6 +39,7 @@ public interface CudaApi {
   int POINTER_DEVICE_ORDINAL = 9;
   int POINTER_RANGE_START = 11;
   int POINTER_RANGE_SIZE = 12;
+  int MEMORY_TYPE_HOST = 1;
   int MEMORY_TYPE_DEVICE = 2;
 
   /** The answer to this thread's last call that has one. */
