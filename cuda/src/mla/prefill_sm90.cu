@@ -139,7 +139,8 @@ int32_t select_mla_prefill_sm90(const MlaPrefillParams& p) {
                                          p.k_rope_stride_s})) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
-    const int64_t tiles = int64_t{p.batch} * p.heads * ((int64_t{p.seqlen_q} + prefill::kClusterRows - 1) / prefill::kClusterRows);
+    const int64_t tiles =
+        int64_t{p.batch} * p.heads * ((int64_t{p.seqlen_q} + prefill::kClusterRows - 1) / prefill::kClusterRows);
     if (tiles >= int64_t{1} << 31 || int64_t{p.seqlen_q} + p.seqlen_k >= int64_t{1} << 31) {
         return FLARE_UNSUPPORTED_SHAPE;
     }

@@ -4,11 +4,15 @@
 // A cluster of four blocks takes 512 query rows of one head, 128 a block, and walks the keys in blocks of 64. Each
 // block of the cluster projects a quarter of [K | V], 64 of their 256 channels, and copies it to the other three through
 // distributed shared memory: 512 rows share every projected key, and each block keeps its quarter of the weights, 64 KB, in
-// the registers of the projecting warpgroup for the whole tile. The latents are fetched once for the cluster, by multicast.
+// the registers of the projecting warpgroup for the whole tile. Each block fetches all latents for itself: multicast was
+// slower (docs/kernels/mla.md).
 //
 // Both projections are made transposed, K^T = W_uk^T C^T: the weights are the A operand (from registers), the latents
 // the K-major B operand. [64 channels][64 keys] is what the projecting warpgroup stores, K read MN-major by Q K^T,
 // V K-major by P V.
+//
+// With bf16 inputs K and q_nope are held in fp16 for Q K^T (beyond 65504: saturated): K rounded to bf16 put errors of up to
+// 5e-3 on the scores of rows with few keys. V, P and the rope parts stay bf16.
 //
 // Roles: warpgroup 0: warp 0 loads weights and latents, warp 1 queries and rope keys; warpgroup 1 projects;
 // warpgroups 2 and 3 attend, 64 rows each: issue S(n), issue P V(n - 1), wait S(n), softmax, wait P V(n - 1), rescale.
@@ -22,21 +26,26 @@
 // Barrier       count        arrives                                                waits
 //     q_full       1 + tx       warp 1                                                attending
 //     q_empty      8            attending warps after their last S                    warp 1
-//     ring_full    1 + tx       warp 0 (tx: also the peers' multicast)                projecting
-//     ring_empty   4 * 4        projecting warps of all blocks after wgmma, ldmatrix  warp 0
+//     ring_full    1 + tx       warp 0                                                projecting
+//     ring_empty   4            projecting warps after wgmma, ldmatrix                warp 0
 //     kv_full      5 + tx       warp 1 (rope), projecting warps (their own rows);     attending
 //                               tx: rope and the peers' rows
 //     kv_empty     8 * 4        attending warps of all blocks after P V               warp 1 and projecting
+//     named 1, 2   128          an attending warpgroup: its queries are converted
 //
 // Buffer   written by              read by             ordering
 //     Q, rope  TMA                     wgmma               mbarrier
+//     Q        st.shared (bf16 inputs) wgmma               fence.proxy.async in each writer, named barrier
 //     ring     TMA                     wgmma               mbarrier; back: wait_group, arrive
 //     ring     TMA (weights)           ldmatrix            mbarrier; back: fence.proxy.async, arrive
 //     KV       stmatrix                wgmma, bulk copies  fence.proxy.async in each writer, __syncwarp, mbarrier
 //     KV       bulk copies of peers    wgmma               mbarrier; back: wait_group, arrive
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
+#include <type_traits>
 
 #include "../attention/mask.cuh"
 #include "../attention/softmax.cuh"
@@ -91,7 +100,7 @@ inline constexpr int kKvStages = 3;
 inline constexpr int kRingUnits = 7;
 inline constexpr int kUnitChunks = 1;  // of 64 channels of d_c
 inline constexpr int kUnitsPerBlock = 8 / kUnitChunks;
-inline constexpr bool kShareLatents = true;
+inline constexpr int kPublishUnit = 0;  // of a block, under whose products the block before it is published
 inline constexpr int kThreads = 512;
 inline constexpr uint32_t kChunkBytes = 64 * 128;
 inline constexpr uint32_t kUnitBytes = kUnitChunks * kChunkBytes;
@@ -188,6 +197,8 @@ struct Cursor {
     }
 };
 
+enum NamedBarrier : uint32_t { kBarrierAttending = 1 };  // and 2: one for each attending warpgroup
+
 using RingState = pipe::PipeState<kRingUnits>;
 using KvState = pipe::PipeState<kKvStages>;
 
@@ -233,19 +244,10 @@ __device__ __forceinline__ void load_ring(const PrefillArgs& args, SharedStorage
             for (int unit = 0; unit < kUnitsPerBlock; ++unit) {
                 const uint32_t full = arm(kUnitBytes);
                 const uint32_t dst = ptx::smem_addr(smem.ring[ring.stage]);
-                if (!kShareLatents) {
 #pragma unroll
-                    for (int c = 0; c < kUnitChunks; ++c) {
-                        ptx::tma_load_3d(dst + c * kChunkBytes, &args.map_latent, full, 64 * (kUnitChunks * unit + c),
-                                         tile.k_row + block * kKeys, tile.k_batch, ptx::kL2EvictLast);
-                    }
-                } else if (unit % kCluster == static_cast<int>(rank)) {
-#pragma unroll
-                    for (int c = 0; c < kUnitChunks; ++c) {
-                        ptx::tma_load_multicast_3d(dst + c * kChunkBytes, &args.map_latent, full, (1u << kCluster) - 1,
-                                                   64 * (kUnitChunks * unit + c), tile.k_row + block * kKeys,
-                                                   tile.k_batch, ptx::kL2EvictLast);
-                    }
+                for (int c = 0; c < kUnitChunks; ++c) {
+                    ptx::tma_load_3d(dst + c * kChunkBytes, &args.map_latent, full, 64 * (kUnitChunks * unit + c),
+                                     tile.k_row + block * kKeys, tile.k_batch, ptx::kL2EvictLast);
                 }
                 ring.advance();
             }
@@ -298,9 +300,7 @@ struct Projector {
     int lane;
 
     __device__ __forceinline__ void release_unit(uint32_t bar) const {
-        if constexpr (kShareLatents) {
-            release_to_cluster(bar, lane);
-        } else if (lane == 0) {
+        if (lane == 0) {
             ptx::mbarrier_arrive(bar);
         }
     }
@@ -332,8 +332,13 @@ struct Projector {
         }
     }
 
-    __device__ __forceinline__ void project_block(float (&acc)[32], const uint32_t (&w)[128], RingState& ring) const {
+    // K or V of one block, packed. Meanwhile, once its first products are under way, the block before it is published.
+    template <bool kPublish>
+    __device__ __forceinline__ void project_block(uint32_t (&packed)[16], const uint32_t (&w)[128], int valid,
+                                                  RingState& ring, KvState& kv) const {
+        float acc[32];
         uint32_t previous = 0;
+        ptx::fence_registers(acc);
 #pragma unroll
         for (int unit = 0; unit < kUnitsPerBlock; ++unit) {
             ptx::mbarrier_wait(ptx::smem_addr(&smem.ring_full[ring.stage]), ring.phase);
@@ -347,6 +352,9 @@ struct Projector {
                                         unit != 0 || k != 0);
             }
             ptx::wgmma_commit();
+            if (kPublish && unit == kPublishUnit) {
+                publish(packed, kv);
+            }
             if (unit > 0) {
                 ptx::wgmma_wait<1>();
                 release_unit(previous);
@@ -357,25 +365,36 @@ struct Projector {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(acc);
         release_unit(previous);
+        // Keys beyond the sequence may be anything; 0 * NaN is NaN.
+        const int last = valid - 2 * (lane % 4);
+        if (valid < kKeys) {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                acc[i] = 8 * (i / 4) + i % 2 < last ? acc[i] : 0.0f;
+            }
+        }
+        if (rank < 2) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                packed[i] = ptx::pack_f16_saturating(acc[2 * i], acc[2 * i + 1]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                packed[i] = ptx::pack2<T>(acc[2 * i], acc[2 * i + 1]);
+            }
+        }
     }
 
     // This warp's 16 channels to its own block, then to the others.
-    __device__ __forceinline__ void publish(const float (&acc)[32], int valid, const KvState& kv) const {
+    __device__ __forceinline__ void publish(const uint32_t (&packed)[16], KvState& kv) const {
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.kv_empty[kv.stage]), kv.phase);
         const uint32_t chunk = ptx::smem_addr(smem.kv[kv.stage]) + rank * kChunkBytes;
         const uint32_t row = 16 * warp + lane % 16;
-        // Keys beyond the sequence may be anything; 0 * NaN is NaN.
-        const int last = valid - 2 * (lane % 4);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            uint32_t x[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int i = 8 * k + 2 * j;
-                const int key = 8 * (i / 4);
-                x[j] = ptx::pack2<T>(key < last ? acc[i] : 0.0f, key + 1 < last ? acc[i + 1] : 0.0f);
-            }
-            ptx::stmatrix_x4(tile::tile_addr<Swizzle::k128>(chunk, 64, row, 32 * k + 16 * (lane / 16)), x[0], x[1], x[2],
-                             x[3]);
+            ptx::stmatrix_x4(tile::tile_addr<Swizzle::k128>(chunk, 64, row, 32 * k + 16 * (lane / 16)), packed[4 * k],
+                             packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
         }
         ptx::fence_proxy_async_smem();
         __syncwarp();
@@ -388,6 +407,8 @@ struct Projector {
                 ptx::bulk_copy_to_peer(chunk + warp * kWarpBytes, chunk + warp * kWarpBytes, kWarpBytes, full, lane);
             }
         }
+        __syncwarp();
+        kv.advance();
     }
 
     __device__ __forceinline__ void run() const {
@@ -400,22 +421,52 @@ struct Projector {
                 continue;
             }
             uint32_t w[128];
-            float acc[32];
+            uint32_t packed[16];
             load_weights(w, ring);
+            project_block<false>(packed, w, tile.seqlen_k, ring, kv);
 #pragma unroll 1
-            for (int block = 0; block < tile.num_blocks; ++block) {
-                ptx::fence_registers(acc);
-                project_block(acc, w, ring);
-                ptx::mbarrier_wait(ptx::smem_addr(&smem.kv_empty[kv.stage]), kv.phase);
-                publish(acc, tile.seqlen_k - block * kKeys, kv);
-                kv.advance();
+            for (int block = 1; block < tile.num_blocks; ++block) {
+                project_block<true>(packed, w, tile.seqlen_k - block * kKeys, ring, kv);
             }
+            publish(packed, kv);
         }
     }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Attending: one warpgroup, 64 rows.
+
+// attention::Softmax::update in two steps, so that something can be done between the maxima and the exponentials.
+struct Softmax : attention::Softmax {
+    float base[2];
+
+    __device__ __forceinline__ void raise(const float (&s)[32], float (&alpha)[2], float scale_log2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float even = fmaxf(row_max[r], s[2 * r]);
+            float odd = s[2 * r + 1];
+#pragma unroll
+            for (int i = 4; i < 32; i += 4) {
+                even = fmaxf(even, s[i + 2 * r]);
+                odd = fmaxf(odd, s[i + 2 * r + 1]);
+            }
+            const float new_max = tile::quad_max(fmaxf(even, odd));
+            // A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
+            base[r] = new_max == -INFINITY ? 0.0f : new_max * scale_log2;
+            alpha[r] = ptx::exp2_approx(row_max[r] * scale_log2 - base[r]);
+            row_max[r] = new_max;
+            row_sum[r] *= alpha[r];
+        }
+    }
+
+    __device__ __forceinline__ void weigh(float (&s)[32], float scale_log2) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
+            row_sum[(i / 2) % 2] += s[i];
+        }
+    }
+};
 
 template <typename T>
 struct Attender {
@@ -425,6 +476,24 @@ struct Attender {
     int lane;
     int block_row;  // of this warpgroup in the cluster's rows
     uint32_t q_rows;
+
+    // This warpgroup's rows of q_nope to fp16, in place.
+    __device__ __forceinline__ void convert_queries() const {
+        const uint32_t base = q_rows + (warp * 32 + lane) * 16;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t addr = base + i / 4 * kBlockRows * 128 + i % 4 * 2048;
+            uint32_t x[4];
+            ptx::ld_shared_v4(x, addr);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                x[j] = ptx::pack_f16_saturating(__uint_as_float(x[j] << 16), __uint_as_float(x[j] & 0xffff0000u));
+            }
+            ptx::st_shared_v4(addr, x);
+        }
+        ptx::fence_proxy_async_smem();
+        ptx::named_barrier_sync(kBarrierAttending + block_row / 64 % 2, 128);
+    }
 
     __device__ __forceinline__ void issue_scores(float (&s)[32], const KvState& kv) const {
         ptx::mbarrier_wait(ptx::smem_addr(&smem.kv_full[kv.stage]), kv.phase);
@@ -436,7 +505,7 @@ struct Attender {
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            ptx::wgmma_ss<T, kKeys, 0, 1>(s, tile::advance_desc(desc_q, tile::step_k<Swizzle::k128>(k, kBlockRows)),
+            ptx::wgmma_ss<__half, kKeys, 0, 1>(s, tile::advance_desc(desc_q, tile::step_k<Swizzle::k128>(k, kBlockRows)),
                                           tile::advance_desc(desc_k, tile::step_mn<Swizzle::k128>(k)), k > 0);
         }
 #pragma unroll
@@ -485,7 +554,7 @@ struct Attender {
             uint32_t p[16];
             float o[64];
             float alpha[2];
-            attention::Softmax softmax;
+            Softmax softmax;
             softmax.reset();
 #pragma unroll
             for (int i = 0; i < 64; ++i) {
@@ -503,13 +572,17 @@ struct Attender {
                 q_phase ^= 1;
             }
             if (num_blocks > 0) {
+                if constexpr (!std::is_same_v<T, __half>) {
+                    convert_queries();
+                }
                 issue_scores(s, kv);
                 ptx::wgmma_wait<0>();
                 ptx::fence_registers(s);
                 if (masked_from <= 0) {
                     mask(s, tile, row0, 0);
                 }
-                softmax.update(s, alpha, args.scale_log2);
+                softmax.raise(s, alpha, args.scale_log2);
+                softmax.weigh(s, args.scale_log2);
                 attention::pack_weights<T>(p, s);
                 kv.advance();
 #pragma unroll 1
@@ -521,11 +594,13 @@ struct Attender {
                     if (block >= masked_from) {
                         mask(s, tile, row0, block);
                     }
-                    softmax.update(s, alpha, args.scale_log2);
+                    softmax.raise(s, alpha, args.scale_log2);
+                    // The stage goes back before the exponentials, a third of a block earlier.
                     ptx::wgmma_wait<0>();
                     ptx::fence_registers(o);
                     ptx::fence_registers(p);
                     release(values);
+                    softmax.weigh(s, args.scale_log2);
                     attention::pack_weights<T>(p, s);
                     attention::rescale(o, alpha);
                     kv.advance();
@@ -619,7 +694,7 @@ __global__ void __launch_bounds__(prefill::kThreads, 1)
         ptx::mbarrier_init(ptx::smem_addr(&smem.q_empty), 8);
         for (int i = 0; i < kRingUnits; ++i) {
             ptx::mbarrier_init(ptx::smem_addr(&smem.ring_full[i]), 1);
-            ptx::mbarrier_init(ptx::smem_addr(&smem.ring_empty[i]), kShareLatents ? 4 * kCluster : 4);
+            ptx::mbarrier_init(ptx::smem_addr(&smem.ring_empty[i]), 4);
         }
         for (int i = 0; i < kKvStages; ++i) {
             ptx::mbarrier_init(ptx::smem_addr(&smem.kv_full[i]), 5);

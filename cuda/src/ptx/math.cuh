@@ -47,4 +47,11 @@ __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
     return r;
 }
 
+// To f16x2, magnitudes beyond 65504 become 65504.
+__device__ __forceinline__ uint32_t pack_f16_saturating(float lo, float hi) {
+    uint32_t r;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
 }  // namespace flare::ptx
