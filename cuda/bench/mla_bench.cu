@@ -15,6 +15,8 @@ namespace {
 struct Row {
     int batch, sq, heads, len, page, ragged;
     double peer_us;  // FlashMLA at commit 9241ae3, same card; 0 = none
+    int row656 = 0;
+    int topk = 0;  // token indices, len is then the cache of a sequence
 };
 
 double time_row(const Row& r, bool print) {
@@ -22,11 +24,16 @@ double time_row(const Row& r, bool print) {
     const int pages_per = (r.len + r.page - 1) / r.page;
     const int num_pages = r.batch * pages_per;
     const int64_t q_elements = int64_t{r.batch} * r.sq * r.heads * d;
-    const int64_t kv_elements = int64_t{num_pages} * r.page * d;
-    Buffer q(q_elements * 2), kv(kv_elements * 2), out(int64_t{r.batch} * r.sq * r.heads * 512 * 2);
+    const int64_t row_bytes = r.row656 ? 656 : 2 * d;
+    const int64_t kv_rows = int64_t{num_pages} * r.page;
+    Buffer q(q_elements * 2), kv(kv_rows * row_bytes), out(int64_t{r.batch} * r.sq * r.heads * 512 * 2);
     Buffer lse(int64_t{r.batch} * r.sq * r.heads * 4), flush(256u << 20);
     fill_normal<<<1024, 256>>>(q.as<__nv_bfloat16>(), q_elements, 1, 1.0f);
-    fill_normal<<<4096, 256>>>(kv.as<__nv_bfloat16>(), kv_elements, 7, 1.0f);
+    if (r.row656) {
+        fill_rows656<<<4096, 256>>>(kv.as<uint8_t>(), kv_rows, 7, 0);
+    } else {
+        fill_normal<<<4096, 256>>>(kv.as<__nv_bfloat16>(), kv_rows * d, 7, 1.0f);
+    }
     std::mt19937 rng(5);
     std::vector<int> table(num_pages), lens(r.batch, r.len);
     std::iota(table.begin(), table.end(), 0);
@@ -36,8 +43,14 @@ double time_row(const Row& r, bool print) {
         if (r.ragged) {
             len = r.len / 2 + static_cast<int>(rng() % (r.len / 2));
         }
-        keys += len;
+        keys += r.topk ? r.topk * r.sq : len;
     }
+    std::vector<int> indices(int64_t{r.batch} * r.sq * r.topk);
+    for (int& index : indices) {
+        index = static_cast<int>(rng() % kv_rows);
+    }
+    Buffer d_indices(indices.size() * 4);
+    CUDA_CHECK(cudaMemcpy(d_indices.data, indices.data(), d_indices.bytes * (indices.empty() ? 0 : 1), cudaMemcpyHostToDevice));
     Buffer d_table(table.size() * 4), d_lens(lens.size() * 4);
     CUDA_CHECK(cudaMemcpy(d_table.data, table.data(), d_table.bytes, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(d_lens.data, lens.data(), d_lens.bytes, cudaMemcpyHostToDevice));
@@ -49,14 +62,15 @@ double time_row(const Row& r, bool print) {
     p.q_stride_h = d;
     p.q_stride_s = int64_t{r.heads} * d;
     p.q_stride_b = r.sq * p.q_stride_s;
-    p.kv_stride_s = d;
-    p.kv_stride_b = int64_t{r.page} * d;
+    p.kv_stride_s = r.row656 ? 656 : d;
+    p.kv_stride_b = int64_t{r.page} * p.kv_stride_s;
     p.out_stride_h = 512;
     p.out_stride_s = int64_t{r.heads} * 512;
     p.out_stride_b = r.sq * p.out_stride_s;
     p.lse_stride_h = r.sq;
     p.lse_stride_b = int64_t{r.heads} * r.sq;
-    p.dtype = p.out_dtype = p.kv_dtype = DType::kBf16;
+    p.dtype = p.out_dtype = DType::kBf16;
+    p.kv_dtype = r.row656 ? DType::kRow656 : DType::kBf16;
     p.batch = r.batch;
     p.seqlen_q = r.sq;
     p.seqlen_k = r.len;
@@ -65,9 +79,16 @@ double time_row(const Row& r, bool print) {
     p.d_rope = 64;
     p.scale = 0.0721688f;
     p.causal = 1;
-    p.seqlens_k = d_lens.data;
-    p.block_table = d_table.data;
-    p.block_table_stride_b = pages_per;
+    if (r.topk) {
+        p.indices = d_indices.data;
+        p.topk = r.topk;
+        p.indices_stride_s = r.topk;
+        p.indices_stride_b = int64_t{r.sq} * r.topk;
+    } else {
+        p.seqlens_k = d_lens.data;
+        p.block_table = d_table.data;
+        p.block_table_stride_b = pages_per;
+    }
     p.page_size = r.page;
     p.num_pages = num_pages;
     p.sm_count = sm_count();
@@ -94,11 +115,14 @@ double time_row(const Row& r, bool print) {
     }
     std::sort(times.begin(), times.end());
     const double us = times[times.size() / 2];
-    const double flops = 2.0 * r.heads * r.sq * keys * (576 + 512);
-    const double moved = keys * 1152.0 + 2.0 * r.batch * r.sq * r.heads * (576 + 512);
+    const double flops = 2.0 * r.heads * (r.topk ? 1 : r.sq) * keys * (576 + 512);
+    const double moved = keys * row_bytes + 2.0 * r.batch * r.sq * r.heads * (576 + 512);
     if (print) {
-        std::printf("| %d, %d, %d, %d | %d%s | %.1f (%.1f-%.1f) | %.0f | %.2f | %.1f | %.2f |\n", r.batch, r.sq,
-                    r.heads, r.len, r.page, r.ragged ? " ragged" : "", us, times[3], times[times.size() - 4],
+        char keys_read[32] = "";
+        std::snprintf(keys_read, sizeof(keys_read), r.topk ? " top %d" : "", r.topk);
+        std::printf("| %d, %d, %d, %d%s%s | %d%s | %.1f (%.1f-%.1f) | %.0f | %.2f | %.1f | %.2f |\n", r.batch, r.sq,
+                    r.heads, r.len, keys_read, r.row656 ? " fp8" : "", r.page, r.ragged ? " ragged" : "", us, times[3],
+                    times[times.size() - 4],
                     flops / us * 1e-6, moved / us * 1e-6, r.peer_us, r.peer_us > 0.0 ? r.peer_us / us : 0.0);
         std::fflush(stdout);
     }
@@ -117,6 +141,10 @@ int main() {
         {128, 1, 128, 4096, 64, 1, 0},     {128, 1, 32, 4096, 64, 0, 0},      {128, 1, 16, 4096, 16, 0, 0},
         {128, 1, 16, 4096, 1, 0, 0},       {128, 1, 128, 4096, 16, 0, 0},     {128, 1, 128, 4096, 1, 0, 0},
         {1, 1, 128, 4096, 64, 0, 0},       {2, 1, 16, 1024, 64, 0, 0},
+        {128, 1, 16, 4096, 64, 0, 0, 1},   {128, 1, 64, 4096, 64, 0, 0, 1},
+        {128, 1, 128, 4096, 64, 0, 0, 1},  {1, 1, 16, 131072, 64, 0, 0, 1},
+        {128, 2, 128, 32768, 64, 0, 0, 0, 2048}, {128, 2, 128, 32768, 64, 0, 0, 1, 2048},
+        {16, 1, 128, 32768, 64, 0, 0, 1, 2048},
     };
     std::printf(
         "| B, Sq, H, Sk | page | us (p10-p90) | TFLOP/s | TB/s | FlashMLA us | speed-up "

@@ -20,10 +20,10 @@ using tile::Swizzle;
 // ---------------------------------------------------------------------------------------------------------------------
 // Consumer: one warpgroup; wg = 0 holds the value columns 0-255, wg = 1 256-511.
 
-template <typename T, int kCluster, bool kGather>
+template <typename T, int kCluster, Load kLoad>
 struct Consumer {
     const DecodeArgs& args;
-    SharedStorage& smem;
+    SharedStorage<kLoad>& smem;
     uint32_t wg;
     uint32_t warp;  // in the warpgroup
     int lane;
@@ -49,16 +49,17 @@ struct Consumer {
     __device__ __forceinline__ void scores(float (&s)[32], uint32_t buffer, uint32_t phase, int group, int chunk,
                                            int accumulate) const {
         ptx::mbarrier_wait(ptx::smem_addr(&smem.k_full[buffer][group]), phase);
-        if constexpr (kGather) {
+        if constexpr (kLoad == Load::kGather) {
             ptx::fence_proxy_async_smem();
         }
         ptx::wgmma_fence();
-        const uint64_t desc_q = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.q) + chunk * kChunkBytes);
+        constexpr uint32_t kQueryChunkBytes = SharedStorage<kLoad>::kQueryChunkBytes;
+        const uint64_t desc_q = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.q) + chunk * kQueryChunkBytes);
         const uint64_t desc_k = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.k[buffer]) + chunk * kChunkBytes);
 #pragma unroll
         for (int kk = 0; kk < kSteps; ++kk) {
-            const uint32_t offset = tile::step_k<Swizzle::k128>(kk, kBlockKeys);
-            ptx::wgmma_ss<T, 64>(s, tile::advance_desc(desc_q, offset), tile::advance_desc(desc_k, offset),
+            ptx::wgmma_ss<T, 64>(s, tile::advance_desc(desc_q, tile::step_k<Swizzle::k128>(kk, query_rows(kLoad))),
+                                 tile::advance_desc(desc_k, tile::step_k<Swizzle::k128>(kk, kBlockKeys)),
                                  kk != 0 || accumulate);
         }
     }
@@ -90,11 +91,28 @@ struct Consumer {
 
     // Scale, mask and exponentiate the scores of a block whose first key is key0; updates m and sum. Returns the
     // factors for O in a.
-    __device__ __forceinline__ void softmax(float (&s)[32], float (&a)[2], int key0, const int (&limit)[2],
+    __device__ __forceinline__ void softmax(float (&s)[32], float (&a)[2], uint32_t g, int key0, const int (&limit)[2],
                                             bool masked) {
+        if (kLoad == Load::kRow656Few && warp != 0) {  // no query rows here: anything will do
+            a[0] = a[1] = 1.0f;
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
             s[i] *= args.scale_log2;
+        }
+        if constexpr (kLoad != Load::kTma) {
+            if (args.indices != nullptr) {
+                const uint32_t bias = ptx::smem_addr(smem.bias[g % kBiasSlots]) + 8 * (lane % 4);
+#pragma unroll
+                for (int i = 0; i < 32; i += 4) {
+                    const float2 x = ptx::ld_shared_f2(bias + 8 * i);
+                    s[i] += x.x;
+                    s[i + 1] += x.y;
+                    s[i + 2] += x.x;
+                    s[i + 3] += x.y;
+                }
+            }
         }
         if (masked) {
             const int col0 = key0 + 2 * (lane % 4);
@@ -221,34 +239,41 @@ struct Consumer {
         }
     }
 
+    // Row r of this thread's two, times inv: 16 bytes a store.
+    __device__ __forceinline__ void store_row(T* out, const float (&o)[128], int r, float inv, bool inside, int columns) const {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            uint32_t x[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int i = 16 * j + 4 * k + 2 * r;
+                x[k] = ptx::pack2<T>(o[i] * inv, o[i + 1] * inv);
+            }
+            transpose_quad(x, lane);
+            const int column = static_cast<int>(wg) * kHalfCols + 32 * j + 8 * (lane % 4);
+            if (inside && column < columns) {
+                ptx::st_global_v4(out + column, x);
+            }
+        }
+    }
+
     __device__ __forceinline__ void write_whole(const float (&o)[128], const Piece& piece, int tile) const {
-        const float total[2] = {sum[0], sum[1]};
+        const RowMap::Span span = args.row_map.span(piece.request);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = tile * kTileRows + warp * 16 + lane / 4 + 8 * r;
-            const int token = row / args.heads;
-            const int head = row - token * args.heads;
-            const float inv = total[r] > 0.0f ? 1.0f / total[r] : 0.0f;
-            T* out = static_cast<T*>(args.out) + piece.request * args.out_stride_b + token * args.out_stride_s +
-                     head * args.out_stride_h + wg * kHalfCols;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                uint32_t x[4];
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    const int i = 16 * j + 4 * k + 2 * r;
-                    x[k] = ptx::pack2<T>(o[i] * inv, o[i + 1] * inv);
-                }
-                transpose_quad(x, lane);
-                const int column = 32 * j + 8 * (lane % 4);
-                if (row < args.rows && static_cast<int>(wg) * kHalfCols + column < args.d_c) {
-                    ptx::st_global_v4(out + column, x);
-                }
-            }
-            if (args.lse != nullptr && wg == 0 && lane % 4 == 0 && row < args.rows) {
-                constexpr float kLn2 = 0.69314718055994530942f;
-                const float value = total[r] > 0.0f ? (m[r] + ptx::log2_approx(total[r])) * kLn2 : -INFINITY;
-                args.lse[piece.request * args.lse_stride_b + head * args.lse_stride_h + token] = value;
+            const int token = row / args.row_map.heads;
+            const int head = row - token * args.row_map.heads;
+            const bool inside = token < span.num_tokens;
+            const float sink =
+                args.sink != nullptr && inside ? __ldg(args.sink + head) * 1.44269504088896340736f : -INFINITY;
+            float lse;
+            const float inv = normaliser(m[r], sum[r], sink, lse);
+            T* out = static_cast<T*>(args.out) + span.batch * args.out_stride_b +
+                     (span.first_token + token) * args.out_stride_s + head * args.out_stride_h;
+            store_row(out, o, r, inv, inside, args.d_c);
+            if (args.lse != nullptr && wg == 0 && lane % 4 == 0 && inside) {
+                args.lse[span.batch * args.lse_stride_b + head * args.lse_stride_h + span.first_token + token] = lse;
             }
         }
     }
@@ -258,14 +283,10 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = tile * kTileRows + warp * 16 + lane / 4 + 8 * r;
+            const bool inside = row < args.rows;
             const float inv = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
-            float* out = args.o_part + (slot * rows + row) * kValueCols + wg * kHalfCols + 2 * (lane % 4);
-#pragma unroll
-            for (int j = 0; j < 32; ++j) {
-                *reinterpret_cast<float2*>(out + 8 * j) =
-                    make_float2(o[4 * j + 2 * r] * inv, o[4 * j + 2 * r + 1] * inv);
-            }
-            if (wg == 0 && lane % 4 == 0) {
+            store_row(static_cast<T*>(args.o_part) + (slot * rows + row) * kValueCols, o, r, inv, inside, kValueCols);
+            if (wg == 0 && lane % 4 == 0 && inside) {
                 args.lse_part[slot * rows + row] = sum[r] > 0.0f ? m[r] + ptx::log2_approx(sum[r]) : -INFINITY;
             }
         }
@@ -284,13 +305,14 @@ struct Consumer {
         sum[0] = sum[1] = 0.0f;
 
         const int n = piece.end - piece.begin;
+        const int num_tokens = args.row_map.span(piece.request).num_tokens;
         int limit[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int token = (tile * kTileRows + static_cast<int>(warp) * 16 + lane / 4 + 8 * r) / args.heads;
-            limit[r] = args.causal ? min(piece.len, piece.len - (args.seqlen_q - 1 - token)) : piece.len;
+            const int token = (tile * kTileRows + static_cast<int>(warp) * 16 + lane / 4 + 8 * r) / args.row_map.heads;
+            limit[r] = args.causal ? min(piece.len, piece.len - (num_tokens - 1 - token)) : piece.len;
         }
-        const int full_keys = args.causal ? piece.len - (args.seqlen_q - 1) : piece.len;  // seen by every row
+        const int full_keys = args.causal ? piece.len - (num_tokens - 1) : piece.len;  // seen by every row
         const int valid_last = piece.len - (piece.num_blocks - 1) * kBlockKeys;
         const bool has_tail = piece.end == piece.num_blocks && valid_last < kBlockKeys;
 
@@ -318,7 +340,7 @@ struct Consumer {
                 release_q();
             }
             const int key0 = piece.begin * kBlockKeys;
-            softmax(s, a, key0, limit, key0 + kBlockKeys > full_keys);
+            softmax(s, a, g0, key0, limit, key0 + kBlockKeys > full_keys);
             pack(s, p);
             publish(p);
             if (has_tail && n == 1) {
@@ -369,7 +391,7 @@ struct Consumer {
             }
 
             const int key0 = (piece.begin + i) * kBlockKeys;
-            softmax(s, a, key0, limit, key0 + kBlockKeys > full_keys);
+            softmax(s, a, g, key0, limit, key0 + kBlockKeys > full_keys);
             pack(s, p);
             publish(p);
             rescale(o, a[0], a[1]);

@@ -16,9 +16,11 @@ namespace {
 constexpr float kLog2e = 1.44269504088896340736f;
 
 struct Plan {
+    int num_requests;
+    int rows;  // of the longest request
     int num_tiles;
     int cluster;
-    bool gather;
+    decode::Load load;
     int num_parts;
     size_t o_part_offset;
     size_t lse_part_offset;
@@ -40,27 +42,69 @@ int box_rows(const MlaDecodeParams& p) {
 // The bytes are a function of the multiprocessor count, Sq and H.
 Plan make_plan(const MlaDecodeParams& p) {
     Plan plan;
-    plan.num_tiles = (p.seqlen_q * p.heads + kTileRows - 1) / kTileRows;
-    plan.gather = box_rows(p) < 16;
-    plan.cluster = !plan.gather && plan.num_tiles % 2 == 0 ? 2 : 1;
+    const bool sparse = p.indices != nullptr;  // every query token has keys of its own
+    plan.num_requests = sparse ? p.batch * p.seqlen_q : p.batch;
+    plan.rows = sparse ? p.heads : p.seqlen_q * p.heads;
+    plan.num_tiles = (plan.rows + kTileRows - 1) / kTileRows;
+    if (p.kv_dtype == DType::kRow656) {
+        plan.load = plan.rows <= query_rows(decode::Load::kRow656Few) ? decode::Load::kRow656Few : decode::Load::kRow656;
+    } else {
+        plan.load = sparse || box_rows(p) < 16 ? decode::Load::kGather : decode::Load::kTma;
+    }
+    plan.cluster = plan.load == decode::Load::kTma && plan.num_tiles % 2 == 0 ? 2 : 1;
     plan.num_parts = std::min(kMaxParts, std::max(1, p.sm_count / plan.num_tiles));
     const size_t rows = size_t{2} * plan.num_parts * plan.num_tiles * kTileRows;
     plan.o_part_offset = align_up(plan.num_parts * sizeof(Cut), 256);
-    plan.lse_part_offset = plan.o_part_offset + rows * decode::kValueCols * sizeof(float);
+    plan.lse_part_offset = plan.o_part_offset + rows * decode::kValueCols * 2;
     plan.bytes = align_up(plan.lse_part_offset + rows * sizeof(float), 256);
     return plan;
 }
 
-bool make_maps(const MlaDecodeParams& p, bool packed, int kv_box_rows, CUtensorMap* map_q, CUtensorMap* map_kv,
-               CUtensorMap* map_values) {
-    const CUtensorMapDataType type =
-        p.dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+struct Maps {
+    CUtensorMap q;
+    CUtensorMap q_rope;
+    CUtensorMap kv;      // one chunk of kv_box_rows rows
+    CUtensorMap values;  // two chunks of 64 rows
+};
+
+CUtensorMapDataType map_type(const MlaDecodeParams& p) {
+    return p.dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+// Row stride of a request's query rows where they are equally spaced, else 0. With one query token or one head, the
+// other stride is the row stride.
+int64_t packed_row_stride(const MlaDecodeParams& p, int64_t stride_s, int64_t stride_h) {
+    if (p.heads == 1) {
+        return stride_s;
+    }
+    return (p.seqlen_q == 1 && p.cu_seqlens_q == nullptr) || stride_s == p.heads * stride_h ? stride_h : 0;
+}
+
+bool make_query_map(const MlaDecodeParams& p, bool packed, decode::Load load, const void* data, int64_t width,
+                    int64_t stride_b, int64_t stride_s, int64_t stride_h, CUtensorMap* map) {
+    const int64_t tokens = p.cu_seqlens_q != nullptr ? p.total_q : p.seqlen_q;
+    const int64_t batch = p.cu_seqlens_q != nullptr ? 1 : p.batch;
+    const int64_t dims[4] = {width, packed ? p.heads * tokens : p.heads, packed ? 1 : tokens, batch};
+    const int64_t row_stride = packed ? packed_row_stride(p, stride_s, stride_h) : stride_h;
+    const int64_t strides[3] = {2 * row_stride, 2 * stride_s, 2 * stride_b};
+    const uint32_t box[4] = {64, packed ? static_cast<uint32_t>(query_rows(load)) : 1u, 1, 1};
+    return tile::make_tensor_map(map, map_type(p), 4, data, dims, strides, box, tile::Swizzle::k128);
+}
+
+// Gathered rows need no maps of the cache.
+bool make_maps(const MlaDecodeParams& p, bool packed, decode::Load load, int kv_box_rows, Maps* maps) {
     const int64_t d = p.d_c + p.d_rope;
-    const int64_t q_dims[4] = {d, packed ? int64_t{p.heads} * p.seqlen_q : p.heads, packed ? 1 : p.seqlen_q, p.batch};
-    // Packed rows: with one query token or one head, the other stride is the row stride.
-    const int64_t row_stride = p.heads == 1 ? p.q_stride_s : p.q_stride_h;
-    const int64_t q_strides[3] = {2 * (packed ? row_stride : p.q_stride_h), 2 * p.q_stride_s, 2 * p.q_stride_b};
-    const uint32_t q_box[4] = {64, packed ? 64u : 1u, 1, 1};
+    const bool apart = p.q_rope != nullptr;
+    const bool queries =
+        make_query_map(p, packed, load, p.q, apart ? p.d_c : d, p.q_stride_b, p.q_stride_s, p.q_stride_h, &maps->q) &&
+        (apart ? make_query_map(p, packed, load, p.q_rope, p.d_rope, p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h,
+                                &maps->q_rope)
+               : make_query_map(p, packed, load, p.q, d, p.q_stride_b, p.q_stride_s, p.q_stride_h, &maps->q_rope));
+    if (load != decode::Load::kTma) {
+        maps->kv = maps->q;
+        maps->values = maps->q;
+        return queries;
+    }
     const bool paged = p.block_table != nullptr;
     const int64_t kv_dims[3] = {d, paged ? p.page_size : p.seqlen_k, paged ? p.num_pages : p.batch};
     const int64_t kv_strides[2] = {2 * p.kv_stride_s, 2 * p.kv_stride_b};
@@ -69,16 +113,38 @@ bool make_maps(const MlaDecodeParams& p, bool packed, int kv_box_rows, CUtensorM
     const int64_t value_dims[4] = {64, kv_dims[1], p.d_c / 64, kv_dims[2]};
     const int64_t value_strides[3] = {2 * p.kv_stride_s, 128, 2 * p.kv_stride_b};
     const uint32_t value_box[4] = {64, 64, 2, 1};
-    return tile::make_tensor_map(map_q, type, 4, p.q, q_dims, q_strides, q_box, tile::Swizzle::k128) &&
-           tile::make_tensor_map(map_kv, type, 3, p.kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128) &&
-           tile::make_tensor_map(map_values, type, 4, p.kv, value_dims, value_strides, value_box, tile::Swizzle::k128);
+    return queries &&
+           tile::make_tensor_map(&maps->kv, map_type(p), 3, p.kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128) &&
+           tile::make_tensor_map(&maps->values, map_type(p), 4, p.kv, value_dims, value_strides, value_box,
+                                 tile::Swizzle::k128);
 }
 
-template <typename T, int kCluster, bool kGather>
+// The kernels count cache rows in 16 bytes.
+int64_t stride_units(const MlaDecodeParams& p) {
+    return p.kv_dtype == DType::kRow656 ? 16 : 8;
+}
+
+template <typename T, int kCluster, decode::Load kLoad>
 int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
     DecodeArgs args{};
-    args.schedule = {p.seqlens_k, p.index_is_64,  p.batch,
-                     p.seqlen_k,  plan.num_parts, p.deterministic != 0 || p.num_splits == 1};
+    const bool sparse = p.indices != nullptr;
+    const int tokens_apart = sparse ? p.seqlen_q : 1;
+    ScheduleParams& schedule = args.schedule;
+    schedule.seqlens_k = sparse ? p.topk_length : p.seqlens_k;
+    schedule.length_stride_b = sparse ? p.topk_length_stride_b : 1;
+    schedule.length_stride_s = p.topk_length_stride_s;
+    schedule.index_is_64 = p.index_is_64;
+    schedule.batch = plan.num_requests;
+    schedule.tokens_apart = tokens_apart;
+    schedule.seqlen_k = sparse ? p.topk : p.seqlen_k;
+    schedule.num_parts = plan.num_parts;
+    schedule.never_split = p.deterministic != 0 || p.num_splits == 1;
+    if (p.num_splits > 1) {  // of requests of like length
+        const int64_t wanted = int64_t{p.num_splits} * plan.num_requests;
+        schedule.forced_parts = static_cast<int32_t>(std::min<int64_t>(plan.num_parts, wanted));
+    }
+    args.row_map = {p.cu_seqlens_q, p.index_is_64, sparse ? 1 : p.seqlen_q, p.heads, tokens_apart};
+    args.sink = p.sink;
     args.out = p.out;
     args.lse = p.lse;
     args.out_stride_b = p.out_stride_b;
@@ -87,37 +153,39 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     args.lse_stride_b = p.lse_stride_b;
     args.lse_stride_h = p.lse_stride_h;
     args.scale_log2 = p.scale * kLog2e;
-    args.causal = p.causal != 0 && p.seqlen_q > 1;
-    args.seqlen_q = p.seqlen_q;
-    args.heads = p.heads;
-    args.rows = p.seqlen_q * p.heads;
+    args.causal = !sparse && p.causal != 0 && p.seqlen_q > 1;
+    args.rows = plan.rows;
     args.num_tiles = plan.num_tiles;
     args.d_c = p.d_c;
     args.d_total = p.d_c + p.d_rope;
-    const bool paged = p.block_table != nullptr;
+    args.q_rope_column = p.q_rope != nullptr ? 0 : p.d_c;
+    const bool paged = p.block_table != nullptr || sparse;
     args.block_table = p.block_table;
     args.block_table_stride_b = p.block_table_stride_b;
     args.index_is_64 = p.index_is_64;
     args.page_size = paged ? p.page_size : p.seqlen_k;
+    args.by_page = pipe::FastDivisor::make(static_cast<uint32_t>(std::max(1, args.page_size)));
     args.num_pages = paged ? p.num_pages : p.batch;
-    args.kv_box_rows = plan.gather ? 1 : box_rows(p);
-    args.q_rows_packed = p.seqlen_q == 1 || p.heads == 1 || p.q_stride_s == p.heads * p.q_stride_h;
+    args.kv_box_rows = kLoad == decode::Load::kTma ? box_rows(p) : 1;
+    args.q_rows_packed = packed_row_stride(p, p.q_stride_s, p.q_stride_h) != 0 &&
+                         (p.q_rope == nullptr || packed_row_stride(p, p.q_rope_stride_s, p.q_rope_stride_h) != 0);
     args.kv = static_cast<const char*>(p.kv);
-    args.kv_stride_b = p.kv_stride_b;
-    args.kv_stride_s = p.kv_stride_s;
+    args.kv_stride_b = p.kv_stride_b / stride_units(p);
+    args.kv_stride_s = p.kv_stride_s / stride_units(p);
+    args.indices = p.indices;
+    args.indices_stride_b = p.indices_stride_b;
+    args.indices_stride_s = p.indices_stride_s;
     uint8_t* base = static_cast<uint8_t*>(workspace);
     args.cuts = reinterpret_cast<Cut*>(base);
-    args.o_part = reinterpret_cast<float*>(base + plan.o_part_offset);
+    args.o_part = base + plan.o_part_offset;
     args.lse_part = reinterpret_cast<float*>(base + plan.lse_part_offset);
 
-    CUtensorMap map_q;
-    CUtensorMap map_kv;
-    CUtensorMap map_values;
-    if (!make_maps(p, args.q_rows_packed != 0, args.kv_box_rows, &map_q, &map_kv, &map_values)) {
+    Maps maps;
+    if (!make_maps(p, args.q_rows_packed != 0, kLoad, args.kv_box_rows, &maps)) {
         return FLARE_ERROR_INTERNAL;
     }
-    const auto kernel = mla_decode_sm90_kernel<T, kCluster, kGather>;
-    constexpr int kSmemBytes = sizeof(decode::SharedStorage);
+    const auto kernel = mla_decode_sm90_kernel<T, kCluster, kLoad>;
+    constexpr int kSmemBytes = sizeof(decode::SharedStorage<kLoad>);
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes) != cudaSuccess) {
         return FLARE_ERROR_LAUNCH;
     }
@@ -131,19 +199,20 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     config.stream = stream;
     config.attrs = attribute;
     config.numAttrs = 1;
-    if (cudaLaunchKernelEx(&config, kernel, args, map_q, map_kv, map_values) != cudaSuccess) {
+    if (cudaLaunchKernelEx(&config, kernel, args, maps.q, maps.q_rope, maps.kv, maps.values) != cudaSuccess) {
         return FLARE_ERROR_LAUNCH;
     }
     if (args.schedule.never_split) {
         return FLARE_OK;
     }
     const CombineArgs combine{
-        p.out,          p.lse,          p.out_stride_b, p.out_stride_s, p.out_stride_h,
-        p.lse_stride_b, p.lse_stride_h, p.heads,        args.rows,      plan.num_tiles * kTileRows,
-        p.d_c,          plan.num_parts, args.cuts,      args.o_part,    args.lse_part};
+        p.out,          p.lse,          p.out_stride_b, p.out_stride_s,             p.out_stride_h,
+        p.lse_stride_b, p.lse_stride_h, args.row_map,   p.sink,                     plan.rows,
+        plan.num_tiles * kTileRows,     p.d_c,          plan.num_parts, args.cuts,  args.o_part,
+        args.lse_part};
     attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(2 * p.sm_count);
+    config.gridDim = dim3(p.sm_count);
     config.blockDim = dim3(kCombineThreads);
     config.dynamicSmemBytes = 0;
     return cudaLaunchKernelEx(&config, mla_decode_combine_kernel<T>, combine) == cudaSuccess ? FLARE_OK
@@ -152,11 +221,11 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
 
 template <typename T>
 int32_t dispatch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
-    if (plan.gather) {
-        return launch<T, 1, true>(p, plan, workspace, stream);
+    if (plan.load == decode::Load::kGather) {
+        return launch<T, 1, decode::Load::kGather>(p, plan, workspace, stream);
     }
-    return plan.cluster == 2 ? launch<T, 2, false>(p, plan, workspace, stream)
-                             : launch<T, 1, false>(p, plan, workspace, stream);
+    return plan.cluster == 2 ? launch<T, 2, decode::Load::kTma>(p, plan, workspace, stream)
+                             : launch<T, 1, decode::Load::kTma>(p, plan, workspace, stream);
 }
 
 bool multiple_of_8(int64_t x) {
@@ -166,12 +235,13 @@ bool multiple_of_8(int64_t x) {
 }  // namespace
 
 int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
-    const bool dtypes = (p.dtype == DType::kBf16 || p.dtype == DType::kFp16) && p.out_dtype == p.dtype && p.kv_dtype == p.dtype;
+    const bool row656 = p.kv_dtype == DType::kRow656;
+    const bool dtypes = (p.dtype == DType::kBf16 || p.dtype == DType::kFp16) && p.out_dtype == p.dtype &&
+                        (p.kv_dtype == p.dtype || (row656 && p.dtype == DType::kBf16));
     if (!dtypes) {
         return FLARE_UNSUPPORTED_DTYPE;
     }
-    if (p.indices != nullptr || p.sink != nullptr || p.cu_seqlens_q != nullptr || p.w_uk != nullptr || p.w_uv != nullptr ||
-        p.q_rope != nullptr) {
+    if (p.w_uk != nullptr || p.w_uv != nullptr) {
         return FLARE_UNSUPPORTED_FEATURE;
     }
     const bool shapes =
@@ -181,24 +251,34 @@ int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
     }
     // TMA takes 16-byte steps; the kernel stores 16 bytes at a time.
     const bool strides = multiple_of_8(p.q_stride_b) && multiple_of_8(p.q_stride_s) && multiple_of_8(p.q_stride_h) &&
-                         multiple_of_8(p.kv_stride_b) && multiple_of_8(p.kv_stride_s) &&
-                         multiple_of_8(p.out_stride_b) && multiple_of_8(p.out_stride_s) &&
-                         multiple_of_8(p.out_stride_h);
-    if (!strides) {
+                         multiple_of_8(p.out_stride_b) && multiple_of_8(p.out_stride_s) && multiple_of_8(p.out_stride_h) &&
+                         p.kv_stride_b % stride_units(p) == 0 && p.kv_stride_s % stride_units(p) == 0;
+    const bool rope_strides = p.q_rope == nullptr || (multiple_of_8(p.q_rope_stride_b) && multiple_of_8(p.q_rope_stride_s) &&
+                                                      multiple_of_8(p.q_rope_stride_h));
+    if (!strides || !rope_strides) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
-    if (make_plan(p).gather && p.kv_stride_b * p.num_pages >= int64_t{1} << 35) {  // row offsets of 32 bits in 16 bytes
+    // Gathered rows are found by 32 bits of 16-byte units.
+    const int64_t pages = p.block_table != nullptr || p.indices != nullptr ? p.num_pages : p.batch;
+    if (make_plan(p).load != decode::Load::kTma && p.kv_stride_b / stride_units(p) * pages >= int64_t{1} << 32) {
         return FLARE_UNSUPPORTED_SHAPE;
-    }
-    if (p.num_splits > 1) {
-        return FLARE_UNSUPPORTED_FEATURE;
     }
     return FLARE_OK;
 }
 
 const char* mla_decode_sm90_kernel_name(const MlaDecodeParams& p) {
     const Plan plan = make_plan(p);
-    return plan.gather ? "mla_decode_sm90_gather" : plan.cluster == 2 ? "mla_decode_sm90_cluster2" : "mla_decode_sm90";
+    const bool sparse = p.indices != nullptr;
+    switch (plan.load) {
+        case decode::Load::kRow656Few:
+            return sparse ? "mla_decode_sm90_row656_few_sparse" : "mla_decode_sm90_row656_few";
+        case decode::Load::kRow656:
+            return sparse ? "mla_decode_sm90_row656_sparse" : "mla_decode_sm90_row656";
+        case decode::Load::kGather:
+            return sparse ? "mla_decode_sm90_sparse" : "mla_decode_sm90_gather";
+        default:
+            return plan.cluster == 2 ? "mla_decode_sm90_cluster2" : "mla_decode_sm90";
+    }
 }
 
 size_t mla_decode_sm90_workspace(const MlaDecodeParams& p) {
@@ -212,6 +292,12 @@ int32_t launch_mla_decode_sm90(const MlaDecodeParams& p, void* workspace, size_t
     const Plan plan = make_plan(p);
     if (bytes < plan.bytes) {
         return FLARE_ERROR_WORKSPACE;
+    }
+    if (plan.load == decode::Load::kRow656Few) {
+        return launch<__nv_bfloat16, 1, decode::Load::kRow656Few>(p, plan, workspace, stream);
+    }
+    if (plan.load == decode::Load::kRow656) {
+        return launch<__nv_bfloat16, 1, decode::Load::kRow656>(p, plan, workspace, stream);
     }
     return p.dtype == DType::kBf16 ? dispatch<__nv_bfloat16>(p, plan, workspace, stream)
                                    : dispatch<__half>(p, plan, workspace, stream);

@@ -7,11 +7,13 @@
 //           slower than an even share (sequences of like length), or when splitting is forbidden.
 //   split   the concatenation of all sequences is cut into P even intervals; part p takes interval p. A cut inside a
 //           sequence makes partial results, which decode_combine.cuh merges. Cuts closer than kMinPiece blocks to an
-//           end of the sequence move to that end.
+//           end of the sequence move to that end. Always taken when a number of splits is asked for.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
+#include "../ptx/math.cuh"
 #include "params.h"
 
 namespace flare::mla {
@@ -44,11 +46,31 @@ struct Share {
 
 struct ScheduleParams {
     const void* seqlens_k;
+    int64_t length_stride_b, length_stride_s;
     int32_t index_is_64;
-    int32_t batch;
+    int32_t batch;  // of requests: sequences, or with token indices query tokens
+    int32_t tokens_apart;  // requests of a batch entry: 1, or with token indices the query tokens
     int32_t seqlen_k;
     int32_t num_parts;
     int32_t never_split;
+    int32_t forced_parts;  // 0: as many as pay
+};
+
+// Where the query rows of a request lie; row = token * heads + head.
+struct RowMap {
+    const void* cu_seqlens_q;  // ragged token counts; null: seqlen_q each
+    int32_t index_is_64;
+    int32_t seqlen_q;
+    int32_t heads;
+    int32_t tokens_apart;
+
+    struct Span {
+        int32_t batch;
+        int32_t first_token;
+        int32_t num_tokens;
+    };
+
+    __device__ __forceinline__ Span span(int request) const;
 };
 
 __device__ __forceinline__ int load_index(const void* array, int index_is_64, int64_t i) {
@@ -60,8 +82,22 @@ __device__ __forceinline__ int load_length(const ScheduleParams& p, int request)
     if (p.seqlens_k == nullptr) {
         return p.seqlen_k;
     }
-    const int len = load_index(p.seqlens_k, p.index_is_64, request);
+    const int64_t at = p.tokens_apart == 1 ? request * p.length_stride_b
+                                           : request / p.tokens_apart * p.length_stride_b +
+                                                 request % p.tokens_apart * p.length_stride_s;
+    const int len = load_index(p.seqlens_k, p.index_is_64, at);
     return max(0, min(len, p.seqlen_k));
+}
+
+__device__ __forceinline__ RowMap::Span RowMap::span(int request) const {
+    if (cu_seqlens_q != nullptr) {
+        const int begin = load_index(cu_seqlens_q, index_is_64, request);
+        return {0, begin, load_index(cu_seqlens_q, index_is_64, request + 1) - begin};
+    }
+    if (tokens_apart > 1) {
+        return {request / tokens_apart, request % tokens_apart, 1};
+    }
+    return {request, 0, seqlen_q};
 }
 
 __device__ __forceinline__ int blocks_of(int len) {
@@ -118,12 +154,14 @@ __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part,
         }
     }
     const int64_t rounds = (p.batch + p.num_parts - 1) / p.num_parts;
-    if (p.never_split || rounds * (largest + kPieceCost) <= sum / p.num_parts + kSplitCost) {
+    const bool even = rounds * (largest + kPieceCost) <= sum / p.num_parts + kSplitCost;
+    if (p.never_split || (p.forced_parts == 0 && even)) {
         share = {part, p.num_parts, 0, p.batch, 0};
         cut = {part, 0, 0, 0};
         return;
     }
-    const int64_t parts = max(int64_t{1}, min(int64_t{p.num_parts}, sum / kMinPart));
+    const int64_t wanted = p.forced_parts != 0 ? p.forced_parts : sum / kMinPart;
+    const int64_t parts = max(int64_t{1}, min(int64_t{p.num_parts}, wanted));
     if (part >= parts) {
         share = {p.batch, 1, 0, p.batch, 0};
         cut = {p.batch, 0, 0, 0};
@@ -144,6 +182,20 @@ struct Piece {
 
     __device__ __forceinline__ bool whole() const { return begin == 0 && end == num_blocks; }
 };
+
+// Factor of O, and lse in natural log, of a row with running maximum m and sum (log2 units); sink_log2 = -inf: none.
+__device__ __forceinline__ float normaliser(float m, float sum, float sink_log2, float& lse) {
+    constexpr float kLn2 = 0.69314718055994530942f;
+    if (sum == 0.0f || sink_log2 == INFINITY) {  // no key, or all weight on the sink
+        lse = sink_log2 * kLn2;
+        return 0.0f;
+    }
+    const float top = fmaxf(m, sink_log2);
+    const float weight = ptx::exp2_approx(m - top);
+    const float total = fmaf(sum, weight, ptx::exp2_approx(sink_log2 - top));
+    lse = (top + ptx::log2_approx(total)) * kLn2;
+    return weight / total;
+}
 
 // Walks the pieces of a share; every role of a block walks the same ones.
 struct PieceIterator {
