@@ -1,6 +1,7 @@
 // KDA on one GPU: median times with L2 flushed, next to the compulsory bytes. Includes the kernels to time prepare and
 // recurrence apart.
-//   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu src/kda/*_sm80.cu -o kda_bench
+//   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu src/kda/*_sm80.cu -o
+//   kda_bench
 #include "../src/kda/forward_sm90.cu"
 #include "kda_support.cuh"
 
@@ -62,8 +63,9 @@ void bench_forward(const char* name, const Case& c) {
 void bench_portable(const char* name, const Case& c) {
     Inputs in(c);
     Buffer workspace(kda_forward_sm80_workspace(in.p));
-    const double ms = median_ms(
-        [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm80(in.p, sm_count(), workspace.data, nullptr)), "portable"); });
+    const double ms = median_ms([&] {
+        check(static_cast<cudaError_t>(launch_kda_forward_sm80(in.p, sm_count(), workspace.data, nullptr)), "portable");
+    });
     std::printf("portable %-25s %7.3f ms\n", name, ms);
 }
 
@@ -71,7 +73,8 @@ void bench_portable(const char* name, const Case& c) {
 void bench_recurrent(const char* name, Case c) {
     c.dtype = c.gate_dtype = c.beta_dtype = DType::kFp32;
     Inputs in(c);
-    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_recurrent_sm80(in.p, nullptr)), "recurrent"); }, 5);
+    const double ms =
+        median_ms([&] { check(static_cast<cudaError_t>(launch_kda_recurrent_sm80(in.p, nullptr)), "recurrent"); }, 5);
     std::printf("recurrent %-24s %7.3f ms, fp32\n", name, ms);
 }
 
@@ -85,7 +88,8 @@ void bench_decode(int64_t batch, int64_t tokens, DType state, StateLayout layout
     Inputs in(c);
     KdaParams p = in.p;
     p.final_state = in.initial->data;
-    const double ms = median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, nullptr)), "decode"); }, 21);
+    const double ms =
+        median_ms([&] { check(static_cast<cudaError_t>(launch_kda_decode_sm80(p, nullptr)), "decode"); }, 21);
     const double gigabytes = 1e-9 * batch * 32 * (32768.0 * element_bytes(state) + tokens * 1282.0);
     std::printf("decode B=%-4ld T=%ld %s %s  %8.1f us  %.2f TB/s\n", static_cast<long>(batch),
                 static_cast<long>(tokens), state == DType::kFp32 ? "fp32" : "bf16",

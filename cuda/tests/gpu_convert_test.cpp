@@ -1,5 +1,6 @@
-// flare_cast, flare_fill and flare_cache_append on CUDA: every byte, written or not, as the CPU backend leaves it. Seeded random cases
-// over dtypes, strides, alignments and options. Ends with status 77 (skipped) where there is no usable GPU.
+// flare_cast, flare_fill and flare_cache_append on CUDA: every byte, written or not, as the CPU backend leaves it.
+// Seeded random cases over dtypes, strides, alignments and options. Ends with status 77 (skipped) where there is no
+// usable GPU.
 #if defined(FLARE_HAVE_CUDA)
 #include "gpu_support.h"
 
@@ -10,7 +11,8 @@ using namespace gpu_test;
 
 namespace {
 
-// A random strided layout of `shape`: permuted, with gaps; broadcast dimensions where allowed. Returns the elements that it spans.
+// A random strided layout of `shape`: permuted, with gaps; broadcast dimensions where allowed. Returns the elements
+// that it spans.
 int64_t random_layout(int rank, const int64_t* shape, int64_t* stride, bool may_broadcast) {
     int order[5];
     std::iota(order, order + rank, 0);
@@ -61,7 +63,8 @@ std::string name_text(int32_t operation, const void* params) {
 }
 
 // Statuses agree, the kernel is the one expected, and all bytes are equal.
-void compare(const std::string& what, int32_t cpu, int32_t gpu, const std::string& kernel, const char* expected, const Mirror& out) {
+void compare(const std::string& what, int32_t cpu, int32_t gpu, const std::string& kernel, const char* expected,
+             const Mirror& out) {
     report(cpu == FLARE_OK && gpu == FLARE_OK, what, std::string(flare_status_string(gpu)) + " " + last_error());
     report(kernel == expected, what, "runs " + kernel + ", expected " + expected);
     check_cuda(cudaDeviceSynchronize(), what.c_str());
@@ -69,7 +72,8 @@ void compare(const std::string& what, int32_t cpu, int32_t gpu, const std::strin
     for (size_t i = 0; i < got.size(); ++i) {
         if (got[i] != out.host[i]) {
             char text[128];
-            std::snprintf(text, sizeof(text), "byte %zu of %zu is %02x, the CPU's %02x", i, got.size(), got[i], out.host[i]);
+            std::snprintf(text, sizeof(text), "byte %zu of %zu is %02x, the CPU's %02x", i, got.size(), got[i],
+                          out.host[i]);
             report(false, what, text);
             return;
         }
@@ -101,8 +105,8 @@ void test_cast() {
     p.dst = dst.on(0, dst_skip);
     const std::string name = name_text(FLARE_OP_CAST, &p);
     const int32_t gpu = flare_cast(&p);
-    compare(std::string("cast ") + name_of(p.src_dtype) + shape_text(p.rank, p.shape, p.src_stride) + " -> " + name_of(p.dst_dtype) +
-                shape_text(p.rank, p.shape, p.dst_stride),
+    compare(std::string("cast ") + name_of(p.src_dtype) + shape_text(p.rank, p.shape, p.src_stride) + " -> " +
+                name_of(p.dst_dtype) + shape_text(p.rank, p.shape, p.dst_stride),
             cpu, gpu, name, "cast_sm80", dst);
 }
 
@@ -124,7 +128,8 @@ void test_fill() {
     p.dst = dst.on(0, skip);
     const std::string name = name_text(FLARE_OP_FILL, &p);
     const int32_t gpu = flare_fill(&p);
-    compare(std::string("fill ") + name_of(p.dtype) + shape_text(p.rank, p.shape, p.dst_stride), cpu, gpu, name, "fill_sm80", dst);
+    compare(std::string("fill ") + name_of(p.dtype) + shape_text(p.rank, p.shape, p.dst_stride), cpu, gpu, name,
+            "fill_sm80", dst);
 }
 
 void test_cache_append() {
@@ -164,7 +169,8 @@ void test_cache_append() {
     const double size = static_cast<double>(pick({1, 1, 300, 10000}));  // fp16 holds all of them
     k.fill_normal(size);
     v.fill_normal(size);
-    Mirror k_cache(p.cache_dtype, p.num_pages * p.k_cache_stride_b), v_cache(p.cache_dtype, p.num_pages * p.v_cache_stride_b);
+    Mirror k_cache(p.cache_dtype, p.num_pages * p.k_cache_stride_b),
+        v_cache(p.cache_dtype, p.num_pages * p.v_cache_stride_b);
     Mirror slots(p.index_dtype, p.num_tokens), positions(p.index_dtype, p.num_tokens);
     std::vector<int64_t> places(static_cast<size_t>(p.num_pages * p.page_size));
     std::iota(places.begin(), places.end(), 0);
@@ -188,7 +194,8 @@ void test_cache_append() {
         k.set(integer(0, k.count - 1), strange[i]);
         k.upload();
     }
-    Mirror cosines(FLARE_FP32, std::max<int64_t>(p.max_position * p.rotary_dim / 2, 1)), sines(FLARE_FP32, cosines.count);
+    Mirror cosines(FLARE_FP32, std::max<int64_t>(p.max_position * p.rotary_dim / 2, 1)),
+        sines(FLARE_FP32, cosines.count);
     for (int64_t i = 0; i < cosines.count; ++i) {
         const double angle = normal();
         cosines.set(i, std::cos(angle));
@@ -223,10 +230,11 @@ void test_cache_append() {
     const std::string name = name_text(FLARE_OP_CACHE_APPEND, &p);
     const int32_t gpu = flare_cache_append(&p);
     char what[200];
-    std::snprintf(what, sizeof(what), "cache_append %s %s -> %s T%d H%d D%d/%d page %d rotary %d%s", latent ? "latent" : "kv",
-                  name_of(p.dtype), name_of(p.cache_dtype), static_cast<int>(p.num_tokens), static_cast<int>(p.heads),
-                  static_cast<int>(p.head_dim_k), static_cast<int>(p.head_dim_v), static_cast<int>(p.page_size),
-                  static_cast<int>(p.rotary_dim), p.rotary_interleaved != 0 ? " interleaved" : "");
+    std::snprintf(what, sizeof(what), "cache_append %s %s -> %s T%d H%d D%d/%d page %d rotary %d%s",
+                  latent ? "latent" : "kv", name_of(p.dtype), name_of(p.cache_dtype), static_cast<int>(p.num_tokens),
+                  static_cast<int>(p.heads), static_cast<int>(p.head_dim_k), static_cast<int>(p.head_dim_v),
+                  static_cast<int>(p.page_size), static_cast<int>(p.rotary_dim),
+                  p.rotary_interleaved != 0 ? " interleaved" : "");
     const char* expected = rows656 ? "cache_append_sm80_latent656" : "cache_append_sm80";
     compare(what, cpu, gpu, name, expected, k_cache);
     if (has_v && !latent) {

@@ -1,6 +1,6 @@
-// KDA on CUDA against the CPU backend, through flare.h: seeded random cases over every option, the edge cases of the recurrence, and
-// what must hold bit for bit. Outputs are poisoned, unused memory is NaN and stays so, kernel names are asserted.
-// Ends with status 77 (skipped) where there is no usable GPU.
+// KDA on CUDA against the CPU backend, through flare.h: seeded random cases over every option, the edge cases of the
+// recurrence, and what must hold bit for bit. Outputs are poisoned, unused memory is NaN and stays so, kernel names are
+// asserted. Ends with status 77 (skipped) where there is no usable GPU.
 #if defined(FLARE_HAVE_CUDA)
 #include "gpu_support.h"
 
@@ -21,9 +21,10 @@ struct Case {
     int32_t initial_dtype = FLARE_FP32, final_dtype = FLARE_FP32, checkpoint_dtype = FLARE_FP32;
     int32_t layout = FLARE_STATE_VK, gate = FLARE_GATE_BOUNDED, beta = FLARE_BETA_SIGMOID, l2norm = 1, per_channel = 0;
     float lower_bound = -5.0f, scale = 0.0f;
-    bool a_log = true, dt_bias = true, initial = true, final = true, in_place = false, slots = false, heads_first = false;
+    bool a_log = true, dt_bias = true, initial = true, final = true, in_place = false, slots = false,
+         heads_first = false;
     int64_t checkpoint_interval = 0;
-    int64_t pad = 0;      // extra elements behind every row
+    int64_t pad = 0;  // extra elements behind every row
     int64_t state_pad = 0;
     double gate_mean = 0.0, gate_spread = 1.0, beta_mean = 0.0, beta_spread = 1.0;
     double collinear = 0.0;   // keys = one row per head + this much noise
@@ -37,20 +38,26 @@ struct Case {
     double bound = 0.0;  // 0: of the dtype
 
     int64_t sequences() const { return lengths.empty() ? batch : static_cast<int64_t>(lengths.size()); }
-    int64_t rows() const { return lengths.empty() ? tokens : std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
+    int64_t rows() const {
+        return lengths.empty() ? tokens : std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    }
     int64_t batches() const { return lengths.empty() ? batch : 1; }
-    double error_bound() const { return bound > 0 ? bound : dtype == FLARE_FP32 ? 1e-5 : dtype == FLARE_FP16 ? 2e-3 : 6e-3; }
+    double error_bound() const {
+        return bound > 0 ? bound : dtype == FLARE_FP32 ? 1e-5 : dtype == FLARE_FP16 ? 2e-3 : 6e-3;
+    }
 };
 
 std::string describe(const Case& c) {
     char text[320];
     const char* gates[] = {"log", "softplus", "bounded"};
-    std::snprintf(text, sizeof(text), "%s%s %s N%lld T%lld H%lld/%lld K%lld V%lld %s%s%s beta %d%s%s%s%s", c.name.c_str(),
-                  c.lengths.empty() ? "" : " packed", name_of(c.dtype), static_cast<long long>(c.sequences()),
-                  static_cast<long long>(c.rows()), static_cast<long long>(c.heads_qk), static_cast<long long>(c.heads_v),
-                  static_cast<long long>(c.dim_k), static_cast<long long>(c.dim_v), gates[c.gate], c.a_log ? " a_log" : "",
-                  c.dt_bias ? " bias" : "", c.beta, c.per_channel != 0 ? " per channel" : "", c.layout == FLARE_STATE_KV ? " K,V" : " V,K",
-                  c.slots ? " slots" : "", c.checkpoint_interval > 0 ? " checkpoints" : "");
+    std::snprintf(text, sizeof(text), "%s%s %s N%lld T%lld H%lld/%lld K%lld V%lld %s%s%s beta %d%s%s%s%s",
+                  c.name.c_str(), c.lengths.empty() ? "" : " packed", name_of(c.dtype),
+                  static_cast<long long>(c.sequences()), static_cast<long long>(c.rows()),
+                  static_cast<long long>(c.heads_qk), static_cast<long long>(c.heads_v),
+                  static_cast<long long>(c.dim_k), static_cast<long long>(c.dim_v), gates[c.gate],
+                  c.a_log ? " a_log" : "", c.dt_bias ? " bias" : "", c.beta, c.per_channel != 0 ? " per channel" : "",
+                  c.layout == FLARE_STATE_KV ? " K,V" : " V,K", c.slots ? " slots" : "",
+                  c.checkpoint_interval > 0 ? " checkpoints" : "");
     return text;
 }
 
@@ -100,7 +107,9 @@ struct Data {
                 for (int64_t h = 0; h < c.heads_qk; ++h) {
                     for (int64_t i = 0; i < c.dim_k; ++i) {
                         q.data->set(q.at(b, t, h) + i, size * normal());
-                        const double key = c.collinear > 0 ? shared[static_cast<size_t>(h * c.dim_k + i)] + c.collinear * normal() : normal();
+                        const double key = c.collinear > 0
+                                               ? shared[static_cast<size_t>(h * c.dim_k + i)] + c.collinear * normal()
+                                               : normal();
                         k.data->set(k.at(b, t, h) + i, size * key);
                     }
                 }
@@ -117,7 +126,8 @@ struct Data {
                     }
                     for (int64_t i = 0; i < (c.per_channel != 0 ? c.dim_v : 1); ++i) {
                         const double raw = c.beta_mean + c.beta_spread * normal();
-                        beta.data->set(beta.at(b, t, h) + i, c.beta == FLARE_BETA_RAW ? 1.0 / (1.0 + std::exp(-raw)) : raw);
+                        beta.data->set(beta.at(b, t, h) + i,
+                                       c.beta == FLARE_BETA_RAW ? 1.0 / (1.0 + std::exp(-raw)) : raw);
                     }
                 }
             }
@@ -178,7 +188,8 @@ struct Data {
     Mirror a_log, dt_bias, cu;
 };
 
-// ||gpu - cpu|| / ||cpu|| over what differs in bits; infinite if something isn't finite on one side only. What neither wrote is equal.
+// ||gpu - cpu|| / ||cpu|| over what differs in bits; infinite if something isn't finite on one side only. What neither
+// wrote is equal.
 double relative(const Mirror& x) {
     const std::vector<unsigned char> got = x.download();
     double error = 0.0;
@@ -187,7 +198,8 @@ double relative(const Mirror& x) {
         const double want = x.get(i);
         const double have = read_float(got.data(), x.dtype, i);
         const int64_t bytes = bytes_of(x.dtype);
-        if (std::memcmp(&got[static_cast<size_t>(i * bytes)], &x.host[static_cast<size_t>(i * bytes)], static_cast<size_t>(bytes)) == 0) {
+        if (std::memcmp(&got[static_cast<size_t>(i * bytes)], &x.host[static_cast<size_t>(i * bytes)],
+                        static_cast<size_t>(bytes)) == 0) {
             norm += std::isfinite(want) ? want * want : 0.0;
             continue;
         }
@@ -214,8 +226,8 @@ void report_error(const std::string& what, const std::string& kernel, double err
 
 // Runs on the GPU with the workspace that is asked for, poisoned. Returns the status.
 template <typename Params>
-int32_t run_gpu(int32_t operation, Params& p, int32_t (*call)(const Params*), int32_t (*workspace)(const Params*, uint64_t*),
-                std::string* kernel) {
+int32_t run_gpu(int32_t operation, Params& p, int32_t (*call)(const Params*),
+                int32_t (*workspace)(const Params*, uint64_t*), std::string* kernel) {
     char name[128] = "?";
     if (const int32_t status = flare_kernel_name(operation, &p, name, sizeof(name))) {
         return status;
@@ -254,7 +266,8 @@ Tensor make_states(const Case& c, int32_t dtype, int64_t rows, const std::vector
 }
 
 struct ForwardRun {
-    explicit ForwardRun(const Case& c) : data(c), slots(c.index_dtype, c.sequences()), cu_checkpoints(c.index_dtype, c.sequences() + 1) {
+    explicit ForwardRun(const Case& c)
+        : data(c), slots(c.index_dtype, c.sequences()), cu_checkpoints(c.index_dtype, c.sequences() + 1) {
         const int64_t n = c.sequences();
         const int64_t rows = c.slots ? 2 * n + 1 : n;
         std::vector<int64_t> order(static_cast<size_t>(rows));
@@ -284,7 +297,8 @@ struct ForwardRun {
         if (c.checkpoint_interval > 0) {
             std::vector<int64_t> first{0};
             for (int64_t i = 0; i < n; ++i) {
-                first.push_back(first.back() + (c.lengths.empty() ? c.tokens : c.lengths[static_cast<size_t>(i)]) / c.checkpoint_interval);
+                first.push_back(first.back() + (c.lengths.empty() ? c.tokens : c.lengths[static_cast<size_t>(i)]) /
+                                                   c.checkpoint_interval);
             }
             cu_checkpoints.set_indices(first);
             checkpoint_rows = c.batches() * (c.rows() / c.checkpoint_interval);
@@ -403,16 +417,22 @@ void test_decode(const Case& c) {
     if (cpu != FLARE_OK || gpu != FLARE_OK) {
         return;
     }
-    const bool tuned = c.dtype != FLARE_FP32 && c.dim_k == c.dim_v && (c.dim_k == 64 || c.dim_k == 128) && c.state_pad % 8 == 0 && c.pad % 4 == 0;
+    const bool tuned = c.dtype != FLARE_FP32 && c.dim_k == c.dim_v && (c.dim_k == 64 || c.dim_k == 128) &&
+                       c.state_pad % 8 == 0 && c.pad % 4 == 0;
     report(tuned == (kernel != "kda_decode_sm80_recurrent"), what, "runs " + kernel);
-    report_error(what, kernel, relative(*data.out.data), c.dtype == FLARE_FP32 ? 1e-5 : c.dtype == FLARE_FP16 ? 5e-4 : 3e-3);
+    report_error(what, kernel, relative(*data.out.data),
+                 c.dtype == FLARE_FP32   ? 1e-5
+                 : c.dtype == FLARE_FP16 ? 5e-4
+                                         : 3e-3);
     report_error(what + " state", kernel, relative(*state), c.initial_dtype == FLARE_BF16 ? 3e-3 : 1e-5);
     if (c.state_out) {
         report_error(what + " state_out", kernel, relative(*state_out), c.initial_dtype == FLARE_BF16 ? 3e-3 : 1e-5);
     }
 }
 
-int32_t any_state() { return static_cast<int32_t>(pick({FLARE_FP32, FLARE_FP32, FLARE_BF16})); }
+int32_t any_state() {
+    return static_cast<int32_t>(pick({FLARE_FP32, FLARE_FP32, FLARE_BF16}));
+}
 
 // Options that both operations share. Sizes: tuned ones, their neighbours, anything.
 Case random_case() {
@@ -510,15 +530,18 @@ void test_edges() {
         forward("all empty", kernel, [](Case& c) { c.lengths = {0, 0, 0}; });
         forward("no tokens", kernel, [](Case& c) { c.tokens = 0; });
         forward("no sequences", kernel, [](Case& c) { c.batch = 0; });
-        forward("a thousand tokens alone", kernel, [](Case& c) { c.lengths.assign(1000, 1), c.heads_qk = c.heads_v = 1; });
+        forward("a thousand tokens alone", kernel,
+                [](Case& c) { c.lengths.assign(1000, 1), c.heads_qk = c.heads_v = 1; });
         forward("one long, many short", kernel, [](Case& c) {
             c.lengths.assign(40, 1);
             c.lengths[20] = 2000;
             c.heads_qk = c.heads_v = 1;
         });
         for (const int32_t gate : {FLARE_GATE_LOG, FLARE_GATE_SOFTPLUS}) {
-            forward("gates of -1000", kernel, [&](Case& c) { c.gate = gate, c.minus_1000 = 0.5, c.a_log = false, c.bound = 5e-3; });
-            forward("all gates -1000", kernel, [&](Case& c) { c.gate = gate, c.minus_1000 = 1.0, c.a_log = false, c.bound = 5e-3; });
+            forward("gates of -1000", kernel,
+                    [&](Case& c) { c.gate = gate, c.minus_1000 = 0.5, c.a_log = false, c.bound = 5e-3; });
+            forward("all gates -1000", kernel,
+                    [&](Case& c) { c.gate = gate, c.minus_1000 = 1.0, c.a_log = false, c.bound = 5e-3; });
         }
         forward("gates of 0", kernel, [](Case& c) { c.gate = FLARE_GATE_LOG, c.gate_spread = 0.0, c.tokens = 300; });
         forward("saturated bound", kernel, [](Case& c) { c.gate_mean = 50.0, c.tokens = 300; });
@@ -537,18 +560,22 @@ void test_edges() {
             c.a_log = c.dt_bias = false, c.tokens = 16384, c.heads_qk = c.heads_v = 1, c.bound = collinear_bound;
         });
         forward("collinear keys, norm 0.9", kernel, [&](Case& c) {
-            c.collinear = 3e-1, c.gate = FLARE_GATE_LOG, c.gate_mean = 0.02, c.gate_spread = 0.004, c.beta = FLARE_BETA_RAW;
-            c.beta_mean = 50.0, c.beta_spread = 0.0, c.tokens = 2048, c.heads_qk = c.heads_v = 1, c.bound = collinear_bound;
+            c.collinear = 3e-1, c.gate = FLARE_GATE_LOG, c.gate_mean = 0.02, c.gate_spread = 0.004,
+            c.beta = FLARE_BETA_RAW;
+            c.beta_mean = 50.0, c.beta_spread = 0.0, c.tokens = 2048, c.heads_qk = c.heads_v = 1,
+            c.bound = collinear_bound;
         });
         if (kernel == FLARE_KERNEL_PORTABLE) {
             for (const double noise : {0.01, 0.05, 0.3}) {
                 forward("keys equal to a few percent, memory of 100 tokens", kernel, [&](Case& c) {
-                    c.collinear = noise, c.gate_mean = -6.0, c.gate_spread = 0.5, c.beta_mean = 6.0, c.beta_spread = 0.5;
+                    c.collinear = noise, c.gate_mean = -6.0, c.gate_spread = 0.5, c.beta_mean = 6.0,
+                    c.beta_spread = 0.5;
                     c.a_log = c.dt_bias = false, c.tokens = 512, c.heads_qk = c.heads_v = 1, c.bound = 6e-3;
                 });
             }
             for (const double size : {1e-8, 1e-3, 1e4, 1e9}) {
-                forward("small and large values", kernel, [&](Case& c) { c.value_size = size, c.initial = false, c.tokens = 200; });
+                forward("small and large values", kernel,
+                        [&](Case& c) { c.value_size = size, c.initial = false, c.tokens = 200; });
             }
         }
         forward("beta 0", kernel, [](Case& c) { c.beta_mean = -60.0, c.beta_spread = 0.0; });
@@ -567,7 +594,9 @@ void test_edges() {
 
 // The device tensors of a run, from `first` tokens on, `count` of them.
 void narrow(flare_kda_forward_params& p, int64_t element, int64_t first, int64_t count) {
-    const auto move = [&](const void* x, int64_t stride) { return static_cast<const char*>(x) + first * stride * element; };
+    const auto move = [&](const void* x, int64_t stride) {
+        return static_cast<const char*>(x) + first * stride * element;
+    };
     p.q = move(p.q, p.q_stride_t);
     p.k = move(p.k, p.k_stride_t);
     p.v = move(p.v, p.v_stride_t);
@@ -577,7 +606,8 @@ void narrow(flare_kda_forward_params& p, int64_t element, int64_t first, int64_t
     p.seqlen = count;
 }
 
-// With deterministic = 1 and fp32 states: cut at a multiple of 64 or one call, alone or among others, now or later: the same bits.
+// With deterministic = 1 and fp32 states: cut at a multiple of 64 or one call, alone or among others, now or later: the
+// same bits.
 void test_bits(int32_t kernel, int64_t dim, int32_t gate) {
     Case c;
     c.name = "bits";
@@ -649,7 +679,8 @@ void test_graph() {
     check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
     report(status == FLARE_OK, "graph", last_error());
     check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    for (const std::vector<int64_t>& starts : {std::vector<int64_t>{0, 100, 160, 200}, std::vector<int64_t>{0, 7, 7, 200}}) {
+    for (const std::vector<int64_t>& starts :
+         {std::vector<int64_t>{0, 100, 160, 200}, std::vector<int64_t>{0, 7, 7, 200}}) {
         run.data.cu.set_indices(starts);
         check_cuda(cudaGraphLaunch(executable, stream), "launch");
         check_cuda(cudaStreamSynchronize(stream), "launch");

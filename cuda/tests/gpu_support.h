@@ -36,8 +36,12 @@ inline bool has_device() {
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-inline int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_bits); }
-inline double normal() { return std::normal_distribution<double>()(random_bits); }
+inline int64_t integer(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
+}
+inline double normal() {
+    return std::normal_distribution<double>()(random_bits);
+}
 inline int64_t pick(std::initializer_list<int64_t> choices) {
     return choices.begin()[integer(0, static_cast<int64_t>(choices.size()) - 1)];
 }
@@ -110,7 +114,8 @@ inline void write_float(void* data, int32_t dtype, int64_t i, float value) {
 class Mirror {
   public:
     Mirror() = default;
-    Mirror(int32_t type, int64_t elements) : dtype(type), count(elements), host(static_cast<size_t>(elements > 0 ? elements * bytes_of(type) : 16), 0xff) {
+    Mirror(int32_t type, int64_t elements)
+        : dtype(type), count(elements), host(static_cast<size_t>(elements > 0 ? elements * bytes_of(type) : 16), 0xff) {
         check_cuda(cudaMalloc(&device_, host.size() + 256), "cudaMalloc");
         check_cuda(cudaMemset(device_, 0xff, host.size() + 256), "cudaMemset");
     }

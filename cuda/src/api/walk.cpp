@@ -22,7 +22,8 @@ Walk make_walk(int rank, const int64_t* shape, const int64_t* src_stride, const 
     for (int n = 0; n < count; ++n) {
         const int i = order[n];
         const int last = walk.rank - 1;
-        if (last >= 0 && walk.src_stride[last] == src_stride[i] * shape[i] && walk.dst_stride[last] == dst_stride[i] * shape[i]) {
+        if (last >= 0 && walk.src_stride[last] == src_stride[i] * shape[i] &&
+            walk.dst_stride[last] == dst_stride[i] * shape[i]) {
             walk.shape[last] *= shape[i];
             walk.src_stride[last] = src_stride[i];
             walk.dst_stride[last] = dst_stride[i];

@@ -1,4 +1,5 @@
-// The elements of one or two strided tensors of equal shape as lines along one dimension: what elementwise operations walk over.
+// The elements of one or two strided tensors of equal shape as lines along one dimension: what elementwise operations
+// walk over.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ struct Walk {
     int64_t num_lines = 1;
 };
 
-// Drops dimensions of 1, orders the others by falling dst_stride, joins neighbours that are contiguous to each other, and makes the
-// last one the line. Strides in elements; src_stride may be dst_stride.
+// Drops dimensions of 1, orders the others by falling dst_stride, joins neighbours that are contiguous to each other,
+// and makes the last one the line. Strides in elements; src_stride may be dst_stride.
 Walk make_walk(int rank, const int64_t* shape, const int64_t* src_stride, const int64_t* dst_stride);
 
 // `value` as one element of `dtype`, rounded and saturated as flare_fill says; returns its bytes.

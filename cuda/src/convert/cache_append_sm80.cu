@@ -1,4 +1,5 @@
-// flare_cache_append on any CUDA device: a warp takes one head of one token, turns it, quantises it and writes it to its slot.
+// flare_cache_append on any CUDA device: a warp takes one head of one token, turns it, quantises it and writes it to
+// its slot.
 #include <initializer_list>
 
 #include "convert/element.cuh"
@@ -22,7 +23,9 @@ struct Rotary {
     bool interleaved;
 };
 
-__device__ __forceinline__ Rotary no_rotary() { return {nullptr, nullptr, 0, false}; }
+__device__ __forceinline__ Rotary no_rotary() {
+    return {nullptr, nullptr, 0, false};
+}
 
 __device__ __forceinline__ Rotary rotary_of(const AppendParams& p, int64_t token) {
     if (p.rotary_cos == nullptr) {
@@ -67,8 +70,9 @@ __device__ __forceinline__ void load_turned(float (&x)[kCount], const void* src,
 }
 
 template <int kCount>
-__device__ __forceinline__ void append_row(const void* src, int32_t dtype, int64_t src_row, int dim, const Rotary& rotary,
-                                           const float* descale, int head, void* dst, int32_t dst_dtype, int64_t dst_row) {
+__device__ __forceinline__ void append_row(const void* src, int32_t dtype, int64_t src_row, int dim,
+                                           const Rotary& rotary, const float* descale, int head, void* dst,
+                                           int32_t dst_dtype, int64_t dst_row) {
     const int lane = threadIdx.x % 32;
     const float divisor = descale != nullptr ? descale[head] : 1.0f;
     for (int c = lane * kCount; c < dim; c += 32 * kCount) {
@@ -101,8 +105,8 @@ __global__ void __launch_bounds__(kThreads) cache_append_kernel(const __grid_con
     const int64_t offset = slot - page * p.page_size;
     const Rotary rotary = rotary_of(p, token);
     const int64_t k_row = page * p.k_cache_stride_b + offset * p.k_cache_stride_s + head * p.k_cache_stride_h;
-    append_row<kCount>(p.k, p.dtype, token * p.k_stride_t + head * p.k_stride_h, p.dim_k, p.rotates_v != 0 ? no_rotary() : rotary,
-                       p.k_descale, head, p.k_cache, p.cache_dtype, k_row);
+    append_row<kCount>(p.k, p.dtype, token * p.k_stride_t + head * p.k_stride_h, p.dim_k,
+                       p.rotates_v != 0 ? no_rotary() : rotary, p.k_descale, head, p.k_cache, p.cache_dtype, k_row);
     if (p.v == nullptr) {
         return;
     }
@@ -110,12 +114,13 @@ __global__ void __launch_bounds__(kThreads) cache_append_kernel(const __grid_con
     const int64_t v_row = behind_k
                               ? k_row + p.dim_k
                               : page * p.v_cache_stride_b + offset * p.v_cache_stride_s + head * p.v_cache_stride_h;
-    append_row<kCount>(p.v, p.dtype, token * p.v_stride_t + head * p.v_stride_h, p.dim_v, p.rotates_v != 0 ? rotary : no_rotary(),
-                       p.v_descale, head, behind_k ? p.k_cache : p.v_cache, p.cache_dtype, v_row);
+    append_row<kCount>(p.v, p.dtype, token * p.v_stride_t + head * p.v_stride_h, p.dim_v,
+                       p.rotates_v != 0 ? rotary : no_rotary(), p.v_descale, head, behind_k ? p.k_cache : p.v_cache,
+                       p.cache_dtype, v_row);
 }
 
-// 2^ceil(log2(max(largest / 448, 1e-4))), from the bits, without log2 and division: 448 is 1.75 * 2^8, so a mantissa beyond .75 goes up
-// to the next power, and 2^-13 is the first one over 1e-4.
+// 2^ceil(log2(max(largest / 448, 1e-4))), from the bits, without log2 and division: 448 is 1.75 * 2^8, so a mantissa
+// beyond .75 goes up to the next power, and 2^-13 is the first one over 1e-4.
 __device__ __forceinline__ float group_scale(float largest) {
     const int bits = __float_as_int(largest);
     if (bits == 0x7f800000) {
@@ -125,7 +130,8 @@ __device__ __forceinline__ float group_scale(float largest) {
 }
 
 template <int kCount>
-__device__ __forceinline__ void load_four(float (&x)[4], const void* src, int32_t dtype, int64_t row, int c, const Rotary& rotary) {
+__device__ __forceinline__ void load_four(float (&x)[4], const void* src, int32_t dtype, int64_t row, int c,
+                                          const Rotary& rotary) {
     if constexpr (kCount == 4) {
         load_turned<4>(x, src, dtype, row, c, rotary);
     } else {
@@ -166,7 +172,8 @@ __global__ void __launch_bounds__(kThreads, 8) cache_append_656_kernel(const __g
             largest = 0.0f;
         }
         const float scale = group_scale(largest);
-        const uint32_t scale_bits = __float_as_uint(scale);  // of a power of two: its inverse is exact, if subnormal at 2^127
+        const uint32_t scale_bits =
+            __float_as_uint(scale);  // of a power of two: its inverse is exact, if subnormal at 2^127
         const float inverse = __uint_as_float(scale_bits == 0x7f000000u ? 0x00400000u : 0x7f000000u - scale_bits);
         uint32_t packed = 0;
 #pragma unroll
@@ -187,7 +194,9 @@ __global__ void __launch_bounds__(kThreads, 8) cache_append_656_kernel(const __g
 
 // Whether rows can be read and written four channels at a time.
 bool in_fours(const AppendParams& p) {
-    const auto aligned = [](const void* data, int bytes) { return reinterpret_cast<uintptr_t>(data) % (4 * bytes) == 0; };
+    const auto aligned = [](const void* data, int bytes) {
+        return reinterpret_cast<uintptr_t>(data) % (4 * bytes) == 0;
+    };
     const auto four = [](std::initializer_list<int64_t> sizes) {
         for (const int64_t size : sizes) {
             if (size % 4 != 0) {
@@ -198,7 +207,8 @@ bool in_fours(const AppendParams& p) {
     };
     const int element = element_bytes(p.dtype);
     const int cache_element = element_bytes(p.cache_dtype);
-    if (!aligned(p.k, element) || !aligned(p.v, element) || !aligned(p.k_cache, cache_element) || !aligned(p.v_cache, cache_element) ||
+    if (!aligned(p.k, element) || !aligned(p.v, element) || !aligned(p.k_cache, cache_element) ||
+        !aligned(p.v_cache, cache_element) ||
         !four({p.k_stride_t, p.k_stride_h, p.dim_k, p.k_cache_stride_b, p.k_cache_stride_s, p.k_cache_stride_h})) {
         return false;
     }
@@ -225,9 +235,11 @@ int32_t launch_cache_append(const AppendParams& p, cudaStream_t stream) {
     const unsigned grid = static_cast<unsigned>(blocks);
     const bool fours = in_fours(p);
     if (p.cache_dtype == FLARE_UINT8) {
-        fours ? cache_append_656_kernel<4><<<grid, kThreads, 0, stream>>>(p) : cache_append_656_kernel<1><<<grid, kThreads, 0, stream>>>(p);
+        fours ? cache_append_656_kernel<4><<<grid, kThreads, 0, stream>>>(p)
+              : cache_append_656_kernel<1><<<grid, kThreads, 0, stream>>>(p);
     } else {
-        fours ? cache_append_kernel<4><<<grid, kThreads, 0, stream>>>(p) : cache_append_kernel<1><<<grid, kThreads, 0, stream>>>(p);
+        fours ? cache_append_kernel<4><<<grid, kThreads, 0, stream>>>(p)
+              : cache_append_kernel<1><<<grid, kThreads, 0, stream>>>(p);
     }
     return cudaPeekAtLastError();
 }

@@ -1,5 +1,5 @@
-// Elements of any float dtype to fp32 and back, bit for bit as the CPU backend does it: to nearest even; a NaN keeps its sign and
-// becomes quiet (the conversion instructions would make it positive); e4m3 saturates at +-448.
+// Elements of any float dtype to fp32 and back, bit for bit as the CPU backend does it: to nearest even; a NaN keeps
+// its sign and becomes quiet (the conversion instructions would make it positive); e4m3 saturates at +-448.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,12 +11,20 @@
 
 namespace flare::convert {
 
-__device__ __forceinline__ bool is_nan(float x) { return (__float_as_uint(x) & 0x7fffffffu) > 0x7f800000u; }
-__device__ __forceinline__ float quiet(float x) { return __uint_as_float(__float_as_uint(x) | 0x400000u); }
+__device__ __forceinline__ bool is_nan(float x) {
+    return (__float_as_uint(x) & 0x7fffffffu) > 0x7f800000u;
+}
+__device__ __forceinline__ float quiet(float x) {
+    return __uint_as_float(__float_as_uint(x) | 0x400000u);
+}
 
 // A product or quotient would lose the sign of a NaN.
-__device__ __forceinline__ float multiply(float x, float factor) { return is_nan(x) ? quiet(x) : __fmul_rn(x, factor); }
-__device__ __forceinline__ float divide(float x, float divisor) { return is_nan(x) ? quiet(x) : __fdiv_rn(x, divisor); }
+__device__ __forceinline__ float multiply(float x, float factor) {
+    return is_nan(x) ? quiet(x) : __fmul_rn(x, factor);
+}
+__device__ __forceinline__ float divide(float x, float divisor) {
+    return is_nan(x) ? quiet(x) : __fdiv_rn(x, divisor);
+}
 
 __device__ __forceinline__ float fp16_to_float(uint32_t bits) {
     const uint32_t magnitude = bits & 0x7fffu;
@@ -62,15 +70,16 @@ __host__ __device__ constexpr int element_bytes(int32_t dtype) {
     return dtype == FLARE_FP32 ? 4 : dtype == FLARE_FP16 || dtype == FLARE_BF16 ? 2 : 1;
 }
 
-// kCount neighbouring elements from element `at` on. kCount > 1: 2, 4 or 8 of them, aligned to their size (to 16 bytes at most). The
-// dtype is the same for the whole grid, so the switch does not diverge.
+// kCount neighbouring elements from element `at` on. kCount > 1: 2, 4 or 8 of them, aligned to their size (to 16 bytes
+// at most). The dtype is the same for the whole grid, so the switch does not diverge.
 template <int kCount>
 __device__ __forceinline__ void load_elements(float (&x)[kCount], const void* src, int32_t dtype, int64_t at) {
     if constexpr (kCount == 1) {
         x[0] = dtype == FLARE_FP32   ? static_cast<const float*>(src)[at]
                : dtype == FLARE_FP16 ? fp16_to_float(static_cast<const uint16_t*>(src)[at])
-               : dtype == FLARE_BF16 ? __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(src)[at]) << 16)
-                                     : e4m3_to_float(static_cast<const uint8_t*>(src)[at]);
+               : dtype == FLARE_BF16
+                   ? __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(src)[at]) << 16)
+                   : e4m3_to_float(static_cast<const uint8_t*>(src)[at]);
     } else if (dtype == FLARE_FP32) {
         const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(src) + at);
 #pragma unroll
@@ -117,7 +126,8 @@ __device__ __forceinline__ void store_elements(const float (&x)[kCount], void* d
         } else if (dtype == FLARE_FP8_E4M3) {
             static_cast<uint8_t*>(dst)[at] = static_cast<uint8_t>(float_to_e4m3(x[0]));
         } else {
-            static_cast<uint16_t*>(dst)[at] = static_cast<uint16_t>(dtype == FLARE_FP16 ? float_to_fp16(x[0]) : float_to_bf16(x[0]));
+            static_cast<uint16_t*>(dst)[at] =
+                static_cast<uint16_t>(dtype == FLARE_FP16 ? float_to_fp16(x[0]) : float_to_bf16(x[0]));
         }
     } else if (dtype == FLARE_FP32) {
         float4* to = reinterpret_cast<float4*>(static_cast<float*>(dst) + at);

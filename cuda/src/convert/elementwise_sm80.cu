@@ -1,4 +1,5 @@
-// flare_cast and flare_fill on any CUDA device: bound by memory, so wide accesses and enough threads are all there is to it.
+// flare_cast and flare_fill on any CUDA device: bound by memory, so wide accesses and enough threads are all there is
+// to it.
 #include <algorithm>
 
 #include "convert/element.cuh"
@@ -27,8 +28,8 @@ __device__ __forceinline__ void line_offsets(const Walk& walk, Index line_idx, i
     }
 }
 
-// A unit is kCount neighbours of a line; every line has line / kCount of them. Index is 32-bit where all units fit: a 64-bit division
-// costs about a hundred instructions.
+// A unit is kCount neighbours of a line; every line has line / kCount of them. Index is 32-bit where all units fit: a
+// 64-bit division costs about a hundred instructions.
 template <int kCount, typename Index>
 __global__ void __launch_bounds__(kThreads) cast_kernel(const __grid_constant__ CastParams p, Index units) {
     const Index units_per_line = static_cast<Index>(p.walk.line / kCount);
@@ -82,9 +83,11 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
 }
 
 // Whether every unit of `count` elements lies together and at a multiple of its own size (at most 16 bytes).
-bool in_whole_units(const Walk& walk, const void* data, const int64_t* stride, int64_t line_stride, int64_t count, int64_t bytes) {
+bool in_whole_units(const Walk& walk, const void* data, const int64_t* stride, int64_t line_stride, int64_t count,
+                    int64_t bytes) {
     const int64_t alignment = std::min<int64_t>(16, count * bytes);
-    if (line_stride != 1 || walk.line % count != 0 || reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) != 0) {
+    if (line_stride != 1 || walk.line % count != 0 ||
+        reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) != 0) {
         return false;
     }
     for (int d = 0; d < walk.rank; ++d) {
@@ -173,7 +176,8 @@ int32_t launch_cast(const CastParams& p, int32_t sm_count, cudaStream_t stream) 
         q.walk = part;
         q.src = static_cast<const char*>(p.src) + offset * walk.src_line_stride * src_bytes;
         q.dst = static_cast<char*>(p.dst) + offset * walk.dst_line_stride * dst_bytes;
-        return whole && wide(part) ? launch_cast_units<kCount>(q, sm_count, stream) : launch_cast_units<1>(q, sm_count, stream);
+        return whole && wide(part) ? launch_cast_units<kCount>(q, sm_count, stream)
+                                   : launch_cast_units<1>(q, sm_count, stream);
     });
 }
 
@@ -193,7 +197,8 @@ int32_t launch_fill(const FillParams& p, int32_t sm_count, cudaStream_t stream) 
         FillParams q = p;
         q.walk = part;
         q.dst = static_cast<char*>(p.dst) + offset * walk.dst_line_stride * p.element_bytes;
-        return whole && wide(part) ? launch_fill_units<uint4>(q, sm_count, stream) : launch_fill_elements(q, sm_count, stream);
+        return whole && wide(part) ? launch_fill_units<uint4>(q, sm_count, stream)
+                                   : launch_fill_elements(q, sm_count, stream);
     });
 }
 

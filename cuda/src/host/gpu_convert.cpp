@@ -1,5 +1,5 @@
-// Cast, fill and cache append on CUDA: validated params -> kernel params -> launch. One portable kernel family serves every card; any
-// alignment of an element will do, wide accesses are chosen where the addresses allow them.
+// Cast, fill and cache append on CUDA: validated params -> kernel params -> launch. One portable kernel family serves
+// every card; any alignment of an element will do, wide accesses are chosen where the addresses allow them.
 #include "convert/params.h"
 
 #include <cstring>
@@ -14,8 +14,8 @@ template <typename Params, typename Body>
 int32_t portable(const Params& p, const char* operation, Body body) {
     return on_device(p, [&](const DeviceInfo& info) -> int32_t {
         if (p.kernel == FLARE_KERNEL_SM90) {
-            return fail(FLARE_UNSUPPORTED_KERNEL, "kernel: SM90 asked for, but %s has one kernel for all cards; use kernel = 0",
-                        operation);
+            return fail(FLARE_UNSUPPORTED_KERNEL,
+                        "kernel: SM90 asked for, but %s has one kernel for all cards; use kernel = 0", operation);
         }
         return body(info);
     });
@@ -66,16 +66,19 @@ convert::AppendParams translate(const flare_cache_append_params& p) {
 int32_t check_append(const flare_cache_append_params& p) {
     return fits_int32({p.heads, p.head_dim_k, p.head_dim_v, p.rotary_dim})
                ? FLARE_OK
-               : fail(FLARE_UNSUPPORTED_SHAPE, "cache_append: heads, head_dim_k, head_dim_v or rotary_dim is over 2^31");
+               : fail(FLARE_UNSUPPORTED_SHAPE,
+                      "cache_append: heads, head_dim_k, head_dim_v or rotary_dim is over 2^31");
 }
 
 }  // namespace
 
 int32_t cast(const flare_cast_params& p) {
     return portable(p, "cast", [&](const DeviceInfo& info) {
-        const convert::CastParams c{p.src, p.dst, p.src_dtype, p.dst_dtype, p.scale,
-                                    make_walk(p.rank, p.shape, p.src_stride, p.dst_stride)};
-        return check_cuda(static_cast<cudaError_t>(convert::launch_cast(c, info.sm_count, static_cast<cudaStream_t>(p.stream))), "cast");
+        const convert::CastParams c{p.src,       p.dst,   p.src_dtype,
+                                    p.dst_dtype, p.scale, make_walk(p.rank, p.shape, p.src_stride, p.dst_stride)};
+        return check_cuda(
+            static_cast<cudaError_t>(convert::launch_cast(c, info.sm_count, static_cast<cudaStream_t>(p.stream))),
+            "cast");
     });
 }
 
@@ -93,7 +96,9 @@ int32_t fill(const flare_fill_params& p) {
         }
         convert::FillParams f{p.dst, bytes, 0, make_walk(p.rank, p.shape, p.dst_stride, p.dst_stride)};
         std::memcpy(&f.pattern, repeated, sizeof(f.pattern));
-        return check_cuda(static_cast<cudaError_t>(convert::launch_fill(f, info.sm_count, static_cast<cudaStream_t>(p.stream))), "fill");
+        return check_cuda(
+            static_cast<cudaError_t>(convert::launch_fill(f, info.sm_count, static_cast<cudaStream_t>(p.stream))),
+            "fill");
     });
 }
 
@@ -106,13 +111,15 @@ int32_t cache_append(const flare_cache_append_params& p) {
         if (const int32_t status = check_append(p)) {
             return status;
         }
-        return check_cuda(static_cast<cudaError_t>(convert::launch_cache_append(translate(p), static_cast<cudaStream_t>(p.stream))),
-                          "cache_append");
+        return check_cuda(
+            static_cast<cudaError_t>(convert::launch_cache_append(translate(p), static_cast<cudaStream_t>(p.stream))),
+            "cache_append");
     });
 }
 
 int32_t cache_append_kernel_name(const flare_cache_append_params& p, char* name, uint64_t capacity) {
-    return portable_name(p, "cache_append", p.cache_dtype == FLARE_UINT8 ? "cache_append_sm80_latent656" : "cache_append_sm80", name,
+    return portable_name(p, "cache_append",
+                         p.cache_dtype == FLARE_UINT8 ? "cache_append_sm80_latent656" : "cache_append_sm80", name,
                          capacity);
 }
 

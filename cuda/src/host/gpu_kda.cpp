@@ -95,7 +95,8 @@ struct Selected {
 
 int32_t select_recurrent(const char* operation, const kda::KdaParams& k) {
     const char* reason = kda::kda_recurrent_sm80_refusal(k);
-    return reason == nullptr ? FLARE_OK : fail(FLARE_UNSUPPORTED_SHAPE, "%s: no kernel can run this: %s", operation, reason);
+    return reason == nullptr ? FLARE_OK
+                             : fail(FLARE_UNSUPPORTED_SHAPE, "%s: no kernel can run this: %s", operation, reason);
 }
 
 int32_t select(const flare_kda_forward_params& p, const DeviceInfo& info, Selected* s) {
@@ -180,8 +181,14 @@ int32_t launch_forward(const Selected& s, const flare_kda_forward_params& p) {
 
 int32_t kda_forward(const flare_kda_forward_params& p) {
     return selected(p, [&](const Selected& s) -> int32_t {
-        if (const int32_t status = check_alignments({{"q", p.q}, {"k", p.k}, {"v", p.v}, {"g", p.g}, {"dt_bias", p.dt_bias}, {"out", p.out},
-                                                     {"initial_state", p.initial_state}, {"final_state", p.final_state}})) {
+        if (const int32_t status = check_alignments({{"q", p.q},
+                                                     {"k", p.k},
+                                                     {"v", p.v},
+                                                     {"g", p.g},
+                                                     {"dt_bias", p.dt_bias},
+                                                     {"out", p.out},
+                                                     {"initial_state", p.initial_state},
+                                                     {"final_state", p.final_state}})) {
             return status;
         }
         if (const int32_t status = check_workspace(p.workspace, p.workspace_bytes, forward_workspace(s))) {
@@ -204,8 +211,14 @@ int32_t kda_forward_kernel_name(const flare_kda_forward_params& p, char* name, u
 
 int32_t kda_decode(const flare_kda_decode_params& p) {
     return selected(p, [&](const Selected& s) -> int32_t {
-        if (const int32_t status = check_alignments({{"q", p.q}, {"k", p.k}, {"v", p.v}, {"g", p.g}, {"dt_bias", p.dt_bias}, {"out", p.out},
-                                                     {"state", p.state}, {"state_out", p.state_out}})) {
+        if (const int32_t status = check_alignments({{"q", p.q},
+                                                     {"k", p.k},
+                                                     {"v", p.v},
+                                                     {"g", p.g},
+                                                     {"dt_bias", p.dt_bias},
+                                                     {"out", p.out},
+                                                     {"state", p.state},
+                                                     {"state_out", p.state_out}})) {
             return status;
         }
         const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
@@ -224,7 +237,8 @@ int32_t kda_decode_workspace(const flare_kda_decode_params& p, uint64_t* bytes) 
 
 int32_t kda_decode_kernel_name(const flare_kda_decode_params& p, char* name, uint64_t capacity) {
     return selected(p, [&](const Selected& s) {
-        return copy_name(s.path == Path::kSm80 ? kda::kda_decode_sm80_name(s.params) : "kda_decode_sm80_recurrent", name, capacity);
+        return copy_name(s.path == Path::kSm80 ? kda::kda_decode_sm80_name(s.params) : "kda_decode_sm80_recurrent",
+                         name, capacity);
     });
 }
 

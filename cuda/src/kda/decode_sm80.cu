@@ -1,15 +1,17 @@
-// KDA decode on any CUDA device: one or a few tokens per sequence. Bound by memory: each state is read and written once, so what counts is
-// that reads never stop. Many small independent warps do that best: each takes a piece of a few value columns of one (sequence, value
-// head), and is gone after it. With one token a sequence there is no barrier wider than a warp; with more, the four warps of a block make
-// one token each ready for all.
+// KDA decode on any CUDA device: one or a few tokens per sequence. Bound by memory: each state is read and written
+// once, so what counts is that reads never stop. Many small independent warps do that best: each takes a piece of a few
+// value columns of one (sequence, value head), and is gone after it. With one token a sequence there is no barrier
+// wider than a warp; with more, the four warps of a block make one token each ready for all.
 //
-// All that a piece needs is requested at once, the token's vectors before the state: behind the state they would wait for it, and every
-// latency in sequence is paid at the full queue of a busy memory (q, k, v after the state: 350 us instead of TODO at 256 sequences).
+// All that a piece needs is requested at once, the token's vectors before the state: behind the state they would wait
+// for it, and every latency in sequence is paid at the full queue of a busy memory (q, k, v after the state: 350 us
+// instead of 276 at 256 sequences).
 //
 // A lane holds K / 8 key channels x kCols value columns, arranged so that accesses are wide in either layout:
-//   V, K layout: lane = 8 r + j holds columns 4 i + r; channels in runs of 4 (fp32) or 8 (bf16) that the 8 lanes j interleave
-//   K, V layout: lane = 4 j + r holds columns 4 r + i, channels 8 m + j
-// Sums over channels are butterflies over the 8 lanes j. Normalised q and k and the decay of a token pass through the warp's shared memory.
+//   V, K layout: lane = 8 r + j holds columns 4 i + r; channels in runs of 4 (fp32) or 8 (bf16) that the 8 lanes j
+//   interleave K, V layout: lane = 4 j + r holds columns 4 r + i, channels 8 m + j
+// Sums over channels are butterflies over the 8 lanes j. Normalised q and k and the decay of a token pass through the
+// warp's shared memory.
 #include "kda/token.cuh"
 
 namespace flare::kda {
@@ -21,13 +23,13 @@ struct Config {
     static constexpr StateLayout kLayout = kStateLayout;
     static constexpr bool kBf16 = kIsBf16;
     static constexpr bool kOneToken = kIsOneToken;  // of each sequence, dense; else any number of them
-    static constexpr int kChannels = kK / 8;  // of a lane
-    static constexpr int kCols = 4;           // of a lane
-    static constexpr int kColumns = 4 * kCols;  // of a piece
+    static constexpr int kChannels = kK / 8;        // of a lane
+    static constexpr int kCols = 4;                 // of a lane
+    static constexpr int kColumns = 4 * kCols;      // of a piece
     static constexpr int kWarps = kOneToken ? 2 : 4;
     static constexpr int kThreads = 32 * kWarps;
-    static constexpr int kTokens = kOneToken ? 1 : kWarps;                       // ready at a time
-    static constexpr int kGroup = kOneToken ? kColumns : kWarps * kColumns;      // columns that share a token's vectors
+    static constexpr int kTokens = kOneToken ? 1 : kWarps;                   // ready at a time
+    static constexpr int kGroup = kOneToken ? kColumns : kWarps * kColumns;  // columns that share a token's vectors
     static constexpr int kGroupPerLane = (kGroup + 31) / 32;
     static constexpr int kBlocksPerSm = kOneToken ? 8 : 3;
     static_assert(kK % kGroup == 0, "a group belongs to one state");
@@ -67,7 +69,7 @@ struct Piece {
         constexpr uint32_t per_state = C::kK / C::kColumns;
         const uint32_t heads = static_cast<uint32_t>(p.heads_v);
         const uint32_t state = number / per_state;
-                column0 = static_cast<int>(number - state * per_state) * C::kColumns;
+        column0 = static_cast<int>(number - state * per_state) * C::kColumns;
         group0 = column0 / C::kGroup * C::kGroup;
         n = state / heads;
         head = state - n * heads;
@@ -75,15 +77,16 @@ struct Piece {
     }
 };
 
-// A token's vectors as they lie in memory: requested long before they are used. A lane has channels 4 lane .. 4 lane + 3, and every
-// 32nd value column of the group.
+// A token's vectors as they lie in memory: requested long before they are used. A lane has channels 4 lane .. 4 lane +
+// 3, and every 32nd value column of the group.
 template <typename C>
 struct RawToken {
     uint2 q, k;
     uint4 g;
     uint32_t v[C::kGroupPerLane], beta[C::kGroupPerLane];
 
-    __device__ __forceinline__ void request(const KdaParams& p, const TokenSpan& span, int64_t token, const Piece<C>& piece, int lane_idx) {
+    __device__ __forceinline__ void request(const KdaParams& p, const TokenSpan& span, int64_t token,
+                                            const Piece<C>& piece, int lane_idx) {
         const int c = 4 * lane_idx;
         q = k = {0, 0};
         g = {0, 0, 0, 0};
@@ -104,8 +107,10 @@ struct RawToken {
             v[i] = beta[i] = 0;
             if (lane_idx + 32 * i < C::kGroup) {
                 v[i] = static_cast<const uint16_t*>(p.v)[element_offset(p.v_stride, span, token, piece.head) + column];
-                beta[i] = load_raw(p.beta, element_offset(p.beta_stride, span, token, piece.head) + (p.beta_per_channel != 0 ? column : 0),
-                                   p.beta_dtype);
+                beta[i] = load_raw(
+                    p.beta,
+                    element_offset(p.beta_stride, span, token, piece.head) + (p.beta_per_channel != 0 ? column : 0),
+                    p.beta_dtype);
             }
         }
     }
@@ -120,8 +125,8 @@ struct TokenVectors {
     float v[C::kGroup];
     float beta[C::kGroup];
 
-    __device__ __forceinline__ void set(const RawToken<C>& raw, const KdaParams& p, const GateConstants& gate, const float4& bias,
-                                        int lane_idx) {
+    __device__ __forceinline__ void set(const RawToken<C>& raw, const KdaParams& p, const GateConstants& gate,
+                                        const float4& bias, int lane_idx) {
         float q4[4], k4[4], g4[4];
         convert4(q4, raw.q, p.dtype);
         convert4(k4, raw.k, p.dtype);
@@ -164,9 +169,11 @@ struct TokenVectors {
 
 // This lane's first element of a piece of the pool; the others lie at constant distances.
 template <typename C>
-__device__ __forceinline__ int64_t lane_offset(int64_t slot, int64_t stride_n, int64_t stride_h, const Piece<C>& piece, const Lane& lane) {
-    const int in_state = C::kLayout == StateLayout::kVK ? (piece.column0 + column_of<C>(0, lane.r)) * C::kK + channel_of<C>(0, lane.j)
-                                                        : channel_of<C>(0, lane.j) * C::kK + piece.column0 + column_of<C>(0, lane.r);
+__device__ __forceinline__ int64_t lane_offset(int64_t slot, int64_t stride_n, int64_t stride_h, const Piece<C>& piece,
+                                               const Lane& lane) {
+    const int in_state = C::kLayout == StateLayout::kVK
+                             ? (piece.column0 + column_of<C>(0, lane.r)) * C::kK + channel_of<C>(0, lane.j)
+                             : channel_of<C>(0, lane.j) * C::kK + piece.column0 + column_of<C>(0, lane.r);
     return slot * stride_n + piece.head * stride_h + in_state;
 }
 
@@ -177,8 +184,8 @@ __device__ __forceinline__ constexpr int distance(int m, int i) {
 }
 
 template <typename C>
-__device__ __forceinline__ void read_piece(float (&s)[C::kChannels][C::kCols], const KdaParams& p, int64_t slot, const Piece<C>& piece,
-                                           const Lane& lane) {
+__device__ __forceinline__ void read_piece(float (&s)[C::kChannels][C::kCols], const KdaParams& p, int64_t slot,
+                                           const Piece<C>& piece, const Lane& lane) {
     const int64_t at = lane_offset<C>(slot, p.initial_stride_n, p.initial_stride_h, piece, lane);
     if constexpr (C::kLayout == StateLayout::kVK && C::kBf16) {
         const __nv_bfloat16* const from = static_cast<const __nv_bfloat16*>(p.initial_state) + at;
@@ -234,8 +241,10 @@ __device__ __forceinline__ void write_piece(const float (&s)[C::kChannels][C::kC
 #pragma unroll
             for (int m = 0; m < C::kChannels; m += 8) {
                 *reinterpret_cast<uint4*>(to + distance<C>(m, i)) = {
-                    ptx::pack2<__nv_bfloat16>(s[m][i], s[m + 1][i]), ptx::pack2<__nv_bfloat16>(s[m + 2][i], s[m + 3][i]),
-                    ptx::pack2<__nv_bfloat16>(s[m + 4][i], s[m + 5][i]), ptx::pack2<__nv_bfloat16>(s[m + 6][i], s[m + 7][i])};
+                    ptx::pack2<__nv_bfloat16>(s[m][i], s[m + 1][i]),
+                    ptx::pack2<__nv_bfloat16>(s[m + 2][i], s[m + 3][i]),
+                    ptx::pack2<__nv_bfloat16>(s[m + 4][i], s[m + 5][i]),
+                    ptx::pack2<__nv_bfloat16>(s[m + 6][i], s[m + 7][i])};
             }
         }
     } else if constexpr (C::kLayout == StateLayout::kVK) {
@@ -252,7 +261,7 @@ __device__ __forceinline__ void write_piece(const float (&s)[C::kChannels][C::kC
 #pragma unroll
         for (int m = 0; m < C::kChannels; ++m) {
             *reinterpret_cast<uint2*>(to + distance<C>(m, 0)) = {ptx::pack2<__nv_bfloat16>(s[m][0], s[m][1]),
-                                                                ptx::pack2<__nv_bfloat16>(s[m][2], s[m][3])};
+                                                                 ptx::pack2<__nv_bfloat16>(s[m][2], s[m][3])};
         }
     } else {
         float* const to = static_cast<float*>(p.final_state) + at;
@@ -274,8 +283,8 @@ __device__ __forceinline__ float channel_sum(float x) {
 
 // S <- diag(decay) S;  e = v - S^T k;  S <- S + beta k e^T;  out = S^T q.
 template <typename C>
-__device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (&out)[C::kCols], const TokenVectors<C>& token,
-                                     const Lane& lane, int in_group) {
+__device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (&out)[C::kCols],
+                                     const TokenVectors<C>& token, const Lane& lane, int in_group) {
     float e[C::kCols] = {};
 #pragma unroll
     for (int m = 0; m < C::kChannels; ++m) {
@@ -313,7 +322,8 @@ __device__ __forceinline__ void step(float (&s)[C::kChannels][C::kCols], float (
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm) kda_decode_kernel(const __grid_constant__ KdaParams p, uint32_t pieces) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
+    kda_decode_kernel(const __grid_constant__ KdaParams p, uint32_t pieces) {
     __shared__ TokenVectors<C> shared[C::kOneToken ? C::kWarps : C::kTokens];
     const int warp = threadIdx.x / 32;
     const int lane_idx = threadIdx.x % 32;
@@ -405,7 +415,8 @@ int32_t launch(const KdaParams& p, cudaStream_t stream) {
 template <int kDim, StateLayout kLayout, bool kBf16>
 int32_t launch(const KdaParams& p, cudaStream_t stream) {
     const bool one_token = p.cu_seqlens == nullptr && p.seqlen == 1 && p.slots_per_sequence <= 1;
-    return one_token ? launch<Config<kDim, kLayout, kBf16, true>>(p, stream) : launch<Config<kDim, kLayout, kBf16, false>>(p, stream);
+    return one_token ? launch<Config<kDim, kLayout, kBf16, true>>(p, stream)
+                     : launch<Config<kDim, kLayout, kBf16, false>>(p, stream);
 }
 
 template <int kDim>
@@ -440,8 +451,10 @@ const char* kda_decode_sm80_refusal(const KdaParams& p) {
 }
 
 const char* kda_decode_sm80_name(const KdaParams& p) {
-    return p.head_dim_k == 64 ? (p.final_dtype == DType::kBf16 ? "kda_decode_sm80_k64_bf16_state" : "kda_decode_sm80_k64_fp32_state")
-                              : (p.final_dtype == DType::kBf16 ? "kda_decode_sm80_k128_bf16_state" : "kda_decode_sm80_k128_fp32_state");
+    return p.head_dim_k == 64
+               ? (p.final_dtype == DType::kBf16 ? "kda_decode_sm80_k64_bf16_state" : "kda_decode_sm80_k64_fp32_state")
+               : (p.final_dtype == DType::kBf16 ? "kda_decode_sm80_k128_bf16_state"
+                                                : "kda_decode_sm80_k128_fp32_state");
 }
 
 int32_t launch_kda_decode_sm80(const KdaParams& p, cudaStream_t stream) {

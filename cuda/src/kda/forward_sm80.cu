@@ -14,8 +14,8 @@ int64_t columns_of(int warps) {
     return int64_t{warps} * sm80::kWarpColumns;
 }
 
-// Warps of a recurrence block, each with 16 value columns: as many as share an operand block, but half of that where it brings more SMs
-// to work.
+// Warps of a recurrence block, each with 16 value columns: as many as share an operand block, but half of that where it
+// brings more SMs to work.
 int recurrence_warps(const KdaParams& p, int32_t sm_count) {
     const int half = sm80::kMaxWarps / 2;
     const int64_t states = p.num_sequences * p.heads_v;
@@ -27,7 +27,8 @@ template <typename T, int kK>
 int32_t launch_prepare_sm80(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
     // The gate's bound lets one product of the whole 16 x 16 block do; two kernels for K = 64 would not pay.
     const bool anchor_free = kK == 128 && p.gate == Gate::kBounded && p.lower_bound >= sm80::kAnchorFreeBound;
-    const auto kernel = anchor_free ? sm80::kda_prepare_sm80_kernel<T, kK, kK == 128> : sm80::kda_prepare_sm80_kernel<T, kK, false>;
+    const auto kernel =
+        anchor_free ? sm80::kda_prepare_sm80_kernel<T, kK, kK == 128> : sm80::kda_prepare_sm80_kernel<T, kK, false>;
     constexpr size_t kBytes = sizeof(sm80::PrepareShared<kK>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) {
@@ -91,7 +92,8 @@ const char* kda_forward_sm80_refusal(const KdaParams& p) {
     if (p.dtype == DType::kFp32) {
         return "dtype must be fp16 or bf16";
     }
-    if ((p.gate_dtype != p.dtype && p.gate_dtype != DType::kFp32) || (p.beta_dtype != p.dtype && p.beta_dtype != DType::kFp32)) {
+    if ((p.gate_dtype != p.dtype && p.gate_dtype != DType::kFp32) ||
+        (p.beta_dtype != p.dtype && p.beta_dtype != DType::kFp32)) {
         return "gate_dtype and beta_dtype must be fp32 or the dtype of q";
     }
     if (!wide_rows(p.q_stride) || !wide_rows(p.k_stride) || !wide_rows(p.v_stride) || !wide_rows(p.g_stride) ||
@@ -103,7 +105,8 @@ const char* kda_forward_sm80_refusal(const KdaParams& p) {
         return "token strides of q, k and g must be below 2^26";
     }
     const int64_t blocks = (p.head_dim_v + 63) / 64;
-    if (p.num_sequences * p.heads_v > INT32_MAX / blocks || sm80::num_slots(p) * p.heads_v > INT32_MAX || p.seqlen > INT32_MAX - 64) {
+    if (p.num_sequences * p.heads_v > INT32_MAX / blocks || sm80::num_slots(p) * p.heads_v > INT32_MAX ||
+        p.seqlen > INT32_MAX - 64) {
         return "more blocks than a grid holds";
     }
     return nullptr;

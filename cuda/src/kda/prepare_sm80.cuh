@@ -1,4 +1,5 @@
-// Prepare: everything of a chunk that does not depend on the state, for all chunks in parallel. K up to kK, the rest zeros.
+// Prepare: everything of a chunk that does not depend on the state, for all chunks in parallel. K up to kK, the rest
+// zeros.
 //
 // Two warps per chunk, 16 tokens each; two chunks per block. All products run on tensor cores with no bound on the
 // gate. For a pair of rows i > j of a 16-row block let s be the level (1, 2, 4, 8) at which i/s and j/s are neighbours
@@ -565,8 +566,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
     }
     ptx::named_barrier_sync(barrier, 64);
 
-    // X is rounded with error feedback along its rows: where neighbouring keys are nearly equal, sums of u over tokens telescope, and
-    // rounding errors that cancel in such sums are what keeps them exact.
+    // X is rounded with error feedback along its rows: where neighbouring keys are nearly equal, sums of u over tokens
+    // telescope, and rounding errors that cancel in such sums are what keeps them exact.
     if (block == 0) {
         float x[kChunk];
         solve_column(x, matrices.l_transposed, lane);

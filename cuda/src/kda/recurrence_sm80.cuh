@@ -1,16 +1,17 @@
 // Recurrence: walks the chunks of one (sequence, value head, up to 128 value columns) with the state in fp32 registers.
 //
-// Transposed: S^T [V x K] is the accumulator, a warp owns 16 value columns as the M of m16n8k16, and every A operand comes from
-// registers (an accumulator's layout is an A operand's), so the chain of products has no shared-memory round trip:
+// Transposed: S^T [V x K] is the accumulator, a warp owns 16 value columns as the M of m16n8k16, and every A operand
+// comes from registers (an accumulator's layout is an A operand's), so the chain of products has no shared-memory round
+// trip:
 //   W^T = S^T Kd^T, O^T = S^T Qd^T        n = 32 tokens, k = K     A: S^T rounded to 16 bits, B: tiles Kd, Qd
 //   U^T = (beta (V - norm_k W))^T X^T     n = 32, k = 32           B: tile X; the left side as two 16-bit terms
 //   O^T += U^T A^T                        n = 32, k = 32, fp16     B: tile A
 //   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr, by transposing ldmatrix
 // From there on U stands for norm_u * U, because Kr and A hold unnormalised keys; out = norm_q * O.
 //
-// A ring of stages in shared memory, each the operand block and the value rows of a chunk, filled by cp.async one chunk's time or more
-// ahead; one __syncthreads a chunk says both that a stage has landed and that the one before it is free. Each warp has 1 KB to
-// transpose its 16 x 32 piece of the output.
+// A ring of stages in shared memory, each the operand block and the value rows of a chunk, filled by cp.async one
+// chunk's time or more ahead; one __syncthreads a chunk says both that a stage has landed and that the one before it is
+// free. Each warp has 1 KB to transpose its 16 x 32 piece of the output.
 #pragma once
 
 #include "kda/chunk_sm80.cuh"
@@ -29,7 +30,8 @@ template <int kK>
 struct RecurrenceShared {
     int warps;
 
-    __host__ __device__ uint32_t value_pitch() const { return 2 * kWarpColumns * warps + 16; }  // the padding keeps ldmatrix free of conflicts
+    // 16 bytes more than the values keep ldmatrix free of conflicts.
+    __host__ __device__ uint32_t value_pitch() const { return 2 * kWarpColumns * warps + 16; }
     __host__ __device__ uint32_t stage_bytes() const { return ChunkLayout<kK>::kBlockBytes + kChunk * value_pitch(); }
     __host__ __device__ uint32_t bytes(int stages) const { return stages * stage_bytes() + 1024 * warps; }
 };
@@ -42,15 +44,16 @@ __device__ __forceinline__ void for_state(const KdaParams& p, int v0, int t, con
         const int v = v0 + 8 * ((i / 2) % 2);
         const int c = 8 * (i / 4) + 2 * t;
         if (v < p.head_dim_v && c < p.head_dim_k) {
-            access(i / 4, i % 4, p.state_layout == StateLayout::kVK ? static_cast<int64_t>(v) * p.head_dim_k + c
-                                                                    : static_cast<int64_t>(c) * p.head_dim_v + v);
+            access(i / 4, i % 4,
+                   p.state_layout == StateLayout::kVK ? static_cast<int64_t>(v) * p.head_dim_k + c
+                                                      : static_cast<int64_t>(c) * p.head_dim_v + v);
         }
     }
 }
 
 template <int kTiles>
-__device__ __forceinline__ void load_state_tile(float (&s)[kTiles][4], const KdaParams& p, const void* state, DType dtype, int64_t base,
-                                                int v0, int t) {
+__device__ __forceinline__ void load_state_tile(float (&s)[kTiles][4], const KdaParams& p, const void* state,
+                                                DType dtype, int64_t base, int v0, int t) {
     const int64_t next = p.state_layout == StateLayout::kVK ? 1 : p.head_dim_v;
     for_state<kTiles>(p, v0, t, [&](int tile, int i, int64_t at) {
         s[tile][i] = load_state(state, base + at, dtype == DType::kBf16);
@@ -59,8 +62,8 @@ __device__ __forceinline__ void load_state_tile(float (&s)[kTiles][4], const Kda
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_state_tile(const float (&s)[kTiles][4], const KdaParams& p, void* state, DType dtype, int64_t base,
-                                                 int v0, int t) {
+__device__ __forceinline__ void store_state_tile(const float (&s)[kTiles][4], const KdaParams& p, void* state,
+                                                 DType dtype, int64_t base, int v0, int t) {
     const int64_t next = p.state_layout == StateLayout::kVK ? 1 : p.head_dim_v;
     for_state<kTiles>(p, v0, t, [&](int tile, int i, int64_t at) {
         store_state(state, base + at, dtype == DType::kBf16, s[tile][i]);
@@ -77,11 +80,11 @@ struct Feeder {
     int remaining;          // tokens from the next chunk on
     int row;                // of the values; the other one is 16 rows on
     bool has_column;
-    uint32_t offset;        // of the values in a stage
+    uint32_t offset;  // of the values in a stage
     uint32_t pitch;
 
-    __device__ __forceinline__ Feeder(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t head, int column0,
-                                      const RecurrenceShared<kK>& shared)
+    __device__ __forceinline__ Feeder(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t head,
+                                      int column0, const RecurrenceShared<kK>& shared)
         : source(workspace + (head * num_slots(p) + seq.first_slot) * ChunkLayout<kK>::kBlockBytes + 16 * threadIdx.x),
           stride(p.v_stride.token),
           remaining(static_cast<int>(seq.tokens)),
@@ -90,8 +93,8 @@ struct Feeder {
         row = static_cast<int>(threadIdx.x) / pieces;
         const int piece = static_cast<int>(threadIdx.x) - row * pieces;
         has_column = column0 + 8 * piece < p.head_dim_v;
-        values = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride + head * p.v_stride.head +
-                 column0 + 8 * piece;
+        values = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride +
+                 head * p.v_stride.head + column0 + 8 * piece;
         offset = ChunkLayout<kK>::kBlockBytes + row * pitch + 16 * piece;
     }
 
@@ -109,7 +112,8 @@ struct Feeder {
                 // Rows and columns past the end are filled with zeros, read from nowhere.
                 const bool valid = has_column && row + pass * kRows < remaining;
                 ptx::cp_async_16(stage + offset + pass * kRows * pitch,
-                                 valid ? static_cast<const void*>(values + pass * kRows * stride) : source, valid ? 16 : 0);
+                                 valid ? static_cast<const void*>(values + pass * kRows * stride) : source,
+                                 valid ? 16 : 0);
             }
             source += ChunkLayout<kK>::kBlockBytes;
             values += kChunk * stride;
@@ -140,7 +144,8 @@ __device__ __forceinline__ void scale_columns(float (&tiles)[kTiles][4], float f
 
 template <typename T, int kK>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1)
-    kda_recurrence_sm80_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace, int blocks_per_state, int stages) {
+    kda_recurrence_sm80_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace, int blocks_per_state,
+                               int stages) {
     using Layout = ChunkLayout<kK>;
     constexpr int kTiles = kK / 8;  // n8 tiles of the state
     extern __shared__ __align__(16) uint8_t smem_raw[];
@@ -153,7 +158,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     const int t = lane % 4;
 
     const uint32_t unit = blockIdx.x / static_cast<uint32_t>(blocks_per_state);
-    const int column0 = static_cast<int>(blockIdx.x - unit * static_cast<uint32_t>(blocks_per_state)) * kWarpColumns * shared.warps;
+    const int column0 =
+        static_cast<int>(blockIdx.x - unit * static_cast<uint32_t>(blocks_per_state)) * kWarpColumns * shared.warps;
     const uint32_t heads = static_cast<uint32_t>(p.heads_v);
     const int64_t n = unit / heads;
     const int64_t head = unit - static_cast<uint32_t>(n) * heads;
@@ -175,14 +181,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     }
     float s[kTiles][4] = {};
     if (p.initial_state != nullptr && has_state) {
-        load_state_tile(s, p, p.initial_state, p.initial_dtype, state_row * p.initial_stride_n + head * p.initial_stride_h, v0, t);
+        load_state_tile(s, p, p.initial_state, p.initial_dtype,
+                        state_row * p.initial_stride_n + head * p.initial_stride_h, v0, t);
     }
     int64_t checkpoint_row = 0;
     if (p.checkpoints != nullptr) {
         checkpoint_row = p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, n, p.index64)
                                                      : n * (p.seqlen / p.checkpoint_interval);
     }
-    const int checkpoint_chunks = p.checkpoints != nullptr ? static_cast<int>(min(p.checkpoint_interval / kChunk, int64_t{INT32_MAX})) : 0;
+    const int checkpoint_chunks =
+        p.checkpoints != nullptr ? static_cast<int>(min(p.checkpoint_interval / kChunk, int64_t{INT32_MAX})) : 0;
     int chunks_to_checkpoint = checkpoint_chunks;
 
     // ldmatrix rows, by lane. l7: the row's place in the swizzle.
@@ -198,7 +206,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     const uint32_t square_lane = row_nk * 64;
     const uint32_t square_swizzle = ((lane / 8) % 2 ^ l7 / 2) * 16;
     // Values, transposed: (tokens, columns) (0, 0), (0, 8), (8, 0), (8, 8).
-    const uint32_t value_lane = Layout::kBlockBytes + row_nk * shared.value_pitch() + 2 * kWarpColumns * warp + 16 * ((lane / 8) % 2);
+    const uint32_t value_lane =
+        Layout::kBlockBytes + row_nk * shared.value_pitch() + 2 * kWarpColumns * warp + 16 * ((lane / 8) % 2);
 
     // The output piece: 32 tokens x 32 bytes; rows 4..7 of each 8 swap halves, which spreads them over the banks.
     const uint32_t output = smem + stages * stage_bytes + 1024 * warp;
@@ -247,8 +256,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
             s[j][3] *= d.y;
         }
 
-        // Rows past the end need no mask: their values, keys and beta are zeros. E = beta (V - norm_k W) goes in as two 16-bit terms:
-        // that costs two small products and takes a rounding out of U.
+        // Rows past the end need no mask: their values, keys and beta are zeros. E = beta (V - norm_k W) goes in as two
+        // 16-bit terms: that costs two small products and takes a rounding out of U.
         uint32_t e16[8], e16_low[8];
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
@@ -276,16 +285,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 uint32_t b[4];
-                ptx::ldmatrix_x4(b, block + Layout::kOffsetX + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
+                ptx::ldmatrix_x4(b,
+                                 block + Layout::kOffsetX + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
                 ptx::mma_m16n8k16<T>(u[2 * half], a, b[0], b[1]);
                 ptx::mma_m16n8k16<T>(u[2 * half + 1], a, b[2], b[3]);
                 ptx::mma_m16n8k16<T>(u[2 * half], a_low, b[0], b[1]);
                 ptx::mma_m16n8k16<T>(u[2 * half + 1], a_low, b[2], b[3]);
             }
         }
-        // U, and O += U A^T and S += U Kr, in fp16 for its three more bits: see chunk_sm80.cuh. Its range ends at 65504, so a column whose
-        // values are out of the ordinary goes through all of this times a power of two. That depends on this chunk's U alone: results
-        // stay the same whatever came before.
+        // U, and O += U A^T and S += U Kr, in fp16 for its three more bits: see chunk_sm80.cuh. Its range ends at
+        // 65504, so a column whose values are out of the ordinary goes through all of this times a power of two. That
+        // depends on this chunk's U alone: results stay the same whatever came before.
         float largest[2] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -310,13 +320,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
         }
 #pragma unroll
         for (int kb = 0; kb < 2; ++kb) {
-            const uint32_t a[4] = {ptx::pack2<__half>(u[2 * kb][0], u[2 * kb][1]), ptx::pack2<__half>(u[2 * kb][2], u[2 * kb][3]),
+            const uint32_t a[4] = {ptx::pack2<__half>(u[2 * kb][0], u[2 * kb][1]),
+                                   ptx::pack2<__half>(u[2 * kb][2], u[2 * kb][3]),
                                    ptx::pack2<__half>(u[2 * kb + 1][0], u[2 * kb + 1][1]),
                                    ptx::pack2<__half>(u[2 * kb + 1][2], u[2 * kb + 1][3])};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 uint32_t b[4];
-                ptx::ldmatrix_x4(b, block + Layout::kOffsetA + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
+                ptx::ldmatrix_x4(b,
+                                 block + Layout::kOffsetA + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
                 ptx::mma_m16n8k16<__half>(o[2 * half], a, b[0], b[1]);
                 ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
             }
@@ -342,7 +354,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 // From (column g, tokens 2t, 2t + 1) to (token g, columns 2t, 2t + 1).
-                const uint32_t turned = ptx::movmatrix_trans(ptx::pack2<T>(o[j][2 * r] * norm_q.x, o[j][2 * r + 1] * norm_q.y));
+                const uint32_t turned =
+                    ptx::movmatrix_trans(ptx::pack2<T>(o[j][2 * r] * norm_q.x, o[j][2 * r + 1] * norm_q.y));
                 ptx::st_shared_b32(output + (8 * j + g) * 32 + ((r ^ g / 4) * 16) + 4 * t, turned);
             }
         }
@@ -371,7 +384,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
         }
     }
     if (p.final_state != nullptr && has_state) {
-        store_state_tile(s, p, p.final_state, p.final_dtype, state_row * p.final_stride_n + head * p.final_stride_h, v0, t);
+        store_state_tile(s, p, p.final_state, p.final_dtype, state_row * p.final_stride_n + head * p.final_stride_h, v0,
+                         t);
     }
 }
 

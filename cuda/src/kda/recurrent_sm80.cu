@@ -1,6 +1,6 @@
-// The recurrence itself, token by token, for whatever the chunked and the decode kernels don't take: fp32, odd sizes and strides, beta
-// per channel. A block owns 16 value columns of one (sequence, value head), a warp four of them; a lane keeps every 32nd key channel of
-// these in registers. Sums over channels are butterflies over the warp.
+// The recurrence itself, token by token, for whatever the chunked and the decode kernels don't take: fp32, odd sizes
+// and strides, beta per channel. A block owns 16 value columns of one (sequence, value head), a warp four of them; a
+// lane keeps every 32nd key channel of these in registers. Sums over channels are butterflies over the warp.
 #include "kda/token.cuh"
 
 namespace flare::kda {
@@ -28,8 +28,8 @@ __device__ __forceinline__ int64_t state_offset(const KdaParams& p, int c, int v
 }
 
 template <int kSteps>
-__device__ __forceinline__ void store(const float (&s)[kSteps][kWarpColumns], const KdaParams& p, void* state, DType dtype,
-                                      int64_t base, int column0, int lane) {
+__device__ __forceinline__ void store(const float (&s)[kSteps][kWarpColumns], const KdaParams& p, void* state,
+                                      DType dtype, int64_t base, int column0, int lane) {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
         const int c = lane + 32 * m;
@@ -43,8 +43,8 @@ __device__ __forceinline__ void store(const float (&s)[kSteps][kWarpColumns], co
 }
 
 template <int kSteps>
-__global__ void __launch_bounds__(kThreads) kda_recurrent_kernel(const __grid_constant__ KdaParams p, int blocks_per_state,
-                                                                 int64_t checkpoints_per_sequence) {
+__global__ void __launch_bounds__(kThreads)
+    kda_recurrent_kernel(const __grid_constant__ KdaParams p, int blocks_per_state, int64_t checkpoints_per_sequence) {
     __shared__ Shared<kSteps> sm;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -67,9 +67,11 @@ __global__ void __launch_bounds__(kThreads) kda_recurrent_kernel(const __grid_co
         const int c = lane + 32 * m;
 #pragma unroll
         for (int i = 0; i < kWarpColumns; ++i) {
-            const bool inside = c < p.head_dim_k && column0 + i < p.head_dim_v && has_state && p.initial_state != nullptr;
+            const bool inside =
+                c < p.head_dim_k && column0 + i < p.head_dim_v && has_state && p.initial_state != nullptr;
             s[m][i] = inside ? load_state(p.initial_state,
-                                          start_slot * p.initial_stride_n + head * p.initial_stride_h + state_offset(p, c, column0 + i),
+                                          start_slot * p.initial_stride_n + head * p.initial_stride_h +
+                                              state_offset(p, c, column0 + i),
                                           p.initial_dtype == DType::kBf16)
                              : 0.0f;
         }
@@ -78,8 +80,8 @@ __global__ void __launch_bounds__(kThreads) kda_recurrent_kernel(const __grid_co
     int64_t tokens_to_checkpoint = -1;
     if (p.checkpoints != nullptr) {
         tokens_to_checkpoint = p.checkpoint_interval;
-        checkpoint_row = p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, n, p.index64)
-                                                     : n * checkpoints_per_sequence;
+        checkpoint_row =
+            p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, n, p.index64) : n * checkpoints_per_sequence;
     }
 
     const GateConstants gate = gate_constants(p, head);
@@ -92,7 +94,8 @@ __global__ void __launch_bounds__(kThreads) kda_recurrent_kernel(const __grid_co
             const int column = block_column0 + lane % kColumns;
             if (lane < kColumns) {
                 const bool inside = column < p.head_dim_v;
-                sm.v[warp][lane] = inside ? load_any(p.v, element_offset(p.v_stride, span, token, head) + column, p.dtype) : 0.0f;
+                sm.v[warp][lane] =
+                    inside ? load_any(p.v, element_offset(p.v_stride, span, token, head) + column, p.dtype) : 0.0f;
                 sm.beta[warp][lane] = inside ? token_beta(p, span, token, head, column) : 0.0f;
             }
         }
@@ -141,13 +144,15 @@ __global__ void __launch_bounds__(kThreads) kda_recurrent_kernel(const __grid_co
 #pragma unroll
             for (int i = 0; i < kWarpColumns; ++i) {
                 if (lane == i && column0 + i < p.head_dim_v) {
-                    store_any(p.out, element_offset(p.out_stride, span, token0 + t, head) + column0 + i, p.dtype, out[i]);
+                    store_any(p.out, element_offset(p.out_stride, span, token0 + t, head) + column0 + i, p.dtype,
+                              out[i]);
                 }
             }
             if (slots.per_token() && token0 + t < p.slots_per_sequence) {
                 const int64_t slot = slots.at(token0 + t);
                 if (!slots.is_padding(slot)) {
-                    store(s, p, p.final_state, p.final_dtype, slot * p.final_stride_n + head * p.final_stride_h, column0, lane);
+                    store(s, p, p.final_state, p.final_dtype, slot * p.final_stride_n + head * p.final_stride_h,
+                          column0, lane);
                 }
             }
             if (--tokens_to_checkpoint == 0) {
@@ -159,7 +164,8 @@ __global__ void __launch_bounds__(kThreads) kda_recurrent_kernel(const __grid_co
         }
     }
     if (p.final_state != nullptr && !slots.per_token() && has_state) {
-        store(s, p, p.final_state, p.final_dtype, start_slot * p.final_stride_n + head * p.final_stride_h, column0, lane);
+        store(s, p, p.final_state, p.final_dtype, start_slot * p.final_stride_n + head * p.final_stride_h, column0,
+              lane);
     }
 }
 

@@ -1,4 +1,5 @@
-// One token of one value head in fp32, for the kernels that walk token by token; and where sequences, states and slots lie.
+// One token of one value head in fp32, for the kernels that walk token by token; and where sequences, states and slots
+// lie.
 #pragma once
 
 #include "kda/common.cuh"
@@ -11,8 +12,8 @@ __device__ __forceinline__ float load_any(const void* array, int64_t i, DType dt
                                    : __bfloat162float(static_cast<const __nv_bfloat16*>(array)[i]);
 }
 
-// The same in two steps, so that what waits for memory comes late: the bits of an element, and its value. The dtype is the same for the
-// whole grid.
+// The same in two steps, so that what waits for memory comes late: the bits of an element, and its value. The dtype is
+// the same for the whole grid.
 __device__ __forceinline__ uint32_t load_raw(const void* array, int64_t i, DType dtype) {
     return dtype == DType::kFp32 ? static_cast<const uint32_t*>(array)[i] : static_cast<const uint16_t*>(array)[i];
 }
@@ -59,7 +60,8 @@ __device__ __forceinline__ TokenSpan token_span(const KdaParams& p, int64_t n) {
     return {0, first, load_index(p.cu_seqlens, n + 1, p.index64) - first};
 }
 
-__device__ __forceinline__ int64_t element_offset(const Strides& s, const TokenSpan& span, int64_t token, int64_t head) {
+__device__ __forceinline__ int64_t element_offset(const Strides& s, const TokenSpan& span, int64_t token,
+                                                  int64_t head) {
     return span.batch * s.batch + (span.first + token) * s.token + head * s.head;
 }
 
@@ -71,7 +73,9 @@ struct Slots {
     __device__ __forceinline__ int64_t at(int64_t column) const {
         return p.state_slots != nullptr ? load_index(p.state_slots, n * p.slots_stride_n + column, p.index64) : n;
     }
-    __device__ __forceinline__ bool is_padding(int64_t slot) const { return p.state_slots != nullptr && slot == p.padding_slot; }
+    __device__ __forceinline__ bool is_padding(int64_t slot) const {
+        return p.state_slots != nullptr && slot == p.padding_slot;
+    }
     __device__ __forceinline__ bool per_token() const { return p.state_slots != nullptr && p.slots_per_sequence > 1; }
     // The slot that the sequence starts from.
     __device__ __forceinline__ int64_t start() const {
@@ -82,8 +86,8 @@ struct Slots {
 // One warp: normalised and scaled q, normalised k and the decay of a token into shared memory. K <= 32 * kSteps.
 template <int kSteps>
 __device__ __forceinline__ void prepare_token(float* smem_q, float* smem_k, float* smem_decay, const KdaParams& p,
-                                              const GateConstants& gate, const TokenSpan& span, int64_t token, int64_t head,
-                                              int64_t head_qk, int lane) {
+                                              const GateConstants& gate, const TokenSpan& span, int64_t token,
+                                              int64_t head, int64_t head_qk, int lane) {
     const int64_t q0 = element_offset(p.q_stride, span, token, head_qk);
     const int64_t k0 = element_offset(p.k_stride, span, token, head_qk);
     const int64_t g0 = element_offset(p.g_stride, span, token, head);
@@ -123,7 +127,8 @@ __device__ __forceinline__ void prepare_token(float* smem_q, float* smem_k, floa
 }
 
 // beta of value column `column`.
-__device__ __forceinline__ float token_beta(const KdaParams& p, const TokenSpan& span, int64_t token, int64_t head, int column) {
+__device__ __forceinline__ float token_beta(const KdaParams& p, const TokenSpan& span, int64_t token, int64_t head,
+                                            int column) {
     const int64_t offset = element_offset(p.beta_stride, span, token, head) + (p.beta_per_channel != 0 ? column : 0);
     return activate_beta(p.beta_activation, load_any(p.beta, offset, p.beta_dtype));
 }
