@@ -4,12 +4,14 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include "attention/forward_sm90.h"
@@ -43,7 +45,7 @@ int32_t launch_variant(const FwdParams& p) {
         p.seqused_q != nullptr || p.seqused_k != nullptr || p.head_dim != D || p.head_dim_v != Dv) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
-    return launch_sm90<Sm90Config<T, D, Dv, kConsumers, kBlockN, kStages, kSchedule, false, false>>(p, nullptr);
+    return launch_sm90<Sm90Config<T, D, Dv, kConsumers, kBlockN, kStages, kSchedule, 1, 1, false, false>>(p, nullptr);
 }
 inline int32_t launch(const FwdParams& p) {
     return p.dtype == DType::kBf16 ? launch_variant<__nv_bfloat16, V_D, V_DV, V_WG, V_BN, V_STAGES, V_SCHEDULE>(p)
@@ -68,6 +70,15 @@ struct Bits<__half> {
     static __device__ float load(const void* p, int64_t i) { return __half2float(static_cast<const __half*>(p)[i]); }
     static __device__ void store(void* p, int64_t i, float x) { static_cast<__half*>(p)[i] = __float2half(x); }
 };
+
+template <>
+struct Bits<__nv_fp8_e4m3> {
+    static __device__ float load(const void* p, int64_t i) { return static_cast<float>(static_cast<const __nv_fp8_e4m3*>(p)[i]); }
+    static __device__ void store(void* p, int64_t i, float x) { static_cast<__nv_fp8_e4m3*>(p)[i] = __nv_fp8_e4m3(x); }
+};
+
+template <typename T>
+using OutOf = std::conditional_t<std::is_same_v<T, __nv_fp8_e4m3>, __nv_bfloat16, T>;
 
 __device__ inline uint32_t mix(uint64_t x) {
     x ^= x >> 33;
@@ -150,6 +161,9 @@ __global__ void __launch_bounds__(128) compare(FwdParams p, int row_step, double
     const int64_t k_at = bk * p.k_stride.batch + k_row * p.k_stride.row + kv_head * p.k_stride.head;
     const int64_t v_at = bk * p.v_stride.batch + k_row * p.v_stride.row + kv_head * p.v_stride.head;
     const int64_t o_at = bq * p.o_stride.batch + q_row * p.o_stride.row + head * p.o_stride.head;
+    const int64_t descale_at = batch * p.descale_batch_stride + kv_head * p.descale_head_stride;
+    const auto descale = [&](const float* x) { return x == nullptr ? 1.0f : x[descale_at]; };
+    const float score_scale = p.scale * descale(p.q_descale) * descale(p.k_descale);
     __shared__ float query[256];
     for (int d = threadIdx.x; d < p.head_dim; d += 128) {
         query[d] = Bits<T>::load(p.q, q_at + d);
@@ -161,7 +175,7 @@ __global__ void __launch_bounds__(128) compare(FwdParams p, int row_step, double
         for (int d = 0; d < p.head_dim; ++d) {
             dot += query[d] * Bits<T>::load(p.k, k_at + j * p.k_stride.row + d);
         }
-        dot *= p.scale;
+        dot *= score_scale;
         if (p.softcap > 0.0f) {
             dot = p.softcap * tanhf(dot / p.softcap);
         }
@@ -190,8 +204,8 @@ __global__ void __launch_bounds__(128) compare(FwdParams p, int row_step, double
         for (int j = lo; j <= hi; ++j) {
             ref += score[j - lo] * Bits<T>::load(p.v, v_at + j * p.v_stride.row + d);
         }
-        ref = sum > 0.0f ? ref / sum : 0.0f;
-        const float got = Bits<T>::load(p.o, o_at + d);
+        ref = sum > 0.0f ? ref / sum * descale(p.v_descale) : 0.0f;
+        const float got = Bits<OutOf<T>>::load(p.o, o_at + d);
         if (isnan(got)) {
             atomicAdd(err + 3, 1.0);
         } else {
@@ -222,8 +236,8 @@ Error compare_all(const FwdParams& p, int row_step) {
     static double* err = nullptr;
     if (err == nullptr) {
         CHECK(cudaMalloc(&err, 4 * sizeof(double)));
-        CHECK(cudaFuncSetAttribute(compare<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
     }
+    CHECK(cudaFuncSetAttribute(compare<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
     CHECK(cudaMemset(err, 0, 4 * sizeof(double)));
     const dim3 grid((p.seqlen_q + row_step - 1) / row_step, p.heads_q, p.batch);
     if (p.seqlen_q > 0) {
@@ -271,9 +285,9 @@ FwdParams make_params(const Shape& s, int pad, uint64_t seed) {
     const int64_t nv = s.batch * rows_k * s.heads_kv * s.head_dim_v;
     const int64_t no = s.batch * rows_q * s.heads_q * s.head_dim_v;
     const int64_t nl = int64_t{s.batch} * s.heads_q * s.seqlen_q;
-    void* q = slab(0, nq * 2 + 16);
-    void* k = slab(1, nk * 2 + 16);
-    void* v = slab(2, nv * 2 + 16);
+    void* q = slab(0, nq * sizeof(T) + 16);
+    void* k = slab(1, nk * sizeof(T) + 16);
+    void* v = slab(2, nv * sizeof(T) + 16);
     p.o = slab(3, no * 2 + 16);
     p.lse = static_cast<float*>(slab(4, nl * 4 + 16));
     fill_normal<T><<<1024, 256>>>(q, nq, 3 * seed);
@@ -294,7 +308,7 @@ FwdParams make_params(const Shape& s, int pad, uint64_t seed) {
     p.v_stride = {rows_k * s.heads_kv * s.head_dim_v, int64_t{s.heads_kv} * s.head_dim_v, s.head_dim_v};
     p.o_stride = {rows_q * s.heads_q * s.head_dim_v, int64_t{s.heads_q} * s.head_dim_v, s.head_dim_v};
     p.lse_stride = {int64_t{s.heads_q} * s.seqlen_q, 1, s.seqlen_q};
-    p.dtype = std::is_same_v<T, __half> ? DType::kFp16 : DType::kBf16;
+    p.dtype = std::is_same_v<T, __half> ? DType::kFp16 : std::is_same_v<T, __nv_bfloat16> ? DType::kBf16 : DType::kFp8E4m3;
     p.batch = s.batch;
     p.heads_q = s.heads_q;
     p.heads_kv = s.heads_kv;

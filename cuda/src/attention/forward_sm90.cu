@@ -12,20 +12,21 @@ namespace {
 
 struct Instance {
     const char* name;
+    Sm90Elements elements;
     int32_t head_dim;
     int32_t head_dim_v;
     int32_t (*launch)(const FwdParams&, cudaStream_t);
 };
 
-#define FLARE_ATTENTION_SM90(id, d, dv, consumers, block_n, stages, schedule) k_##id,
+#define FLARE_ATTENTION_SM90(id, elements, d, dv, consumers, block_n, stages, schedule, blocks_per_sm, cluster) k_##id,
 enum InstanceId {
 #include "forward_sm90_configs.inc"
     kNumInstances
 };
 #undef FLARE_ATTENTION_SM90
 
-#define FLARE_ATTENTION_SM90(id, d, dv, consumers, block_n, stages, schedule) \
-    {"attention_sm90_" #id, d, dv, launch_sm90_##id},
+#define FLARE_ATTENTION_SM90(id, elements, d, dv, consumers, block_n, stages, schedule, blocks_per_sm, cluster) \
+    {"attention_sm90_" #id, Sm90Elements::elements, d, dv, launch_sm90_##id},
 constexpr Instance kInstances[] = {
 #include "forward_sm90_configs.inc"
 };
@@ -43,20 +44,37 @@ int64_t mean_visible_keys(const FwdParams& p) {
 }
 
 int find_instance(const FwdParams& p) {
-    // Wide key blocks pay where few of a tile's blocks are cut by a mask.
-    if (p.head_dim == 128 && p.head_dim_v == 128 && mean_visible_keys(p) >= 2048) {
-        return k_d128_wide;
+    const Sm90Elements elements = p.dtype == DType::kFp8E4m3 ? Sm90Elements::kE4m3 : Sm90Elements::k16Bit;
+    const int64_t keys = mean_visible_keys(p);
+    if (elements == Sm90Elements::k16Bit && p.head_dim == p.head_dim_v) {
+        const bool plain = p.softcap == 0.0f && p.alibi_slopes == nullptr && !lengths_on_device(p);
+        const bool masked = p.window_left >= 0 || p.window_right >= 0;
+        // Small blocks, several an SM, where tiles are short and edges much of them: one's start and end run under the others.
+        if (p.head_dim == 64 && plain && masked && keys <= 640) {
+            return k_d64_short;
+        }
+        // Wide key blocks pay where few of a tile's blocks are cut by a mask.
+        if (p.head_dim == 128 && keys >= 2048) {
+            return k_d128_wide;
+        }
+        // Two blocks that share their keys save power, and lose some time to each other's edges.
+        if (p.head_dim == 256 && plain && keys >= 4096 && p.seqlen_q >= 1024) {
+            return k_d256_pair;
+        }
     }
     for (int i = 0; i < kNumInstances; ++i) {
-        if (kInstances[i].head_dim == p.head_dim && kInstances[i].head_dim_v == p.head_dim_v) {
+        if (kInstances[i].elements == elements && kInstances[i].head_dim == p.head_dim &&
+            kInstances[i].head_dim_v == p.head_dim_v) {
             return i;
         }
     }
     return -1;
 }
 
-bool tma_stride(const Strides& s) {
-    return s.batch % 8 == 0 && s.row % 8 == 0 && s.head % 8 == 0;
+// Strides are multiples of 16 bytes.
+bool wide_strides(const Strides& s, int64_t element_bytes) {
+    const int64_t elements = 16 / element_bytes;
+    return s.batch % elements == 0 && s.row % elements == 0 && s.head % elements == 0;
 }
 
 bool aligned(const void* p) {
@@ -66,9 +84,6 @@ bool aligned(const void* p) {
 }  // namespace
 
 int32_t select_attention_sm90(const FwdParams& p) {
-    if (p.dtype != DType::kBf16 && p.dtype != DType::kFp16) {
-        return FLARE_UNSUPPORTED_DTYPE;
-    }
     if (find_instance(p) < 0) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
@@ -76,7 +91,9 @@ int32_t select_attention_sm90(const FwdParams& p) {
     if (p.block_table != nullptr || !(p.scale > 0.0f)) {
         return FLARE_UNSUPPORTED_FEATURE;
     }
-    if (!tma_stride(p.q_stride) || !tma_stride(p.k_stride) || !tma_stride(p.v_stride) || !tma_stride(p.o_stride) ||
+    const int64_t element_bytes = p.dtype == DType::kFp8E4m3 ? 1 : 2;
+    if (!wide_strides(p.q_stride, element_bytes) || !wide_strides(p.k_stride, element_bytes) ||
+        !wide_strides(p.v_stride, element_bytes) || !wide_strides(p.o_stride, 2) ||
         !aligned(p.q) || !aligned(p.k) || !aligned(p.v) || !aligned(p.o)) {
         return FLARE_UNSUPPORTED_SHAPE;
     }

@@ -9,6 +9,9 @@
 
 namespace flare::attention {
 
+// What an instance is built for: bf16 and fp16, or e4m3 with bf16 out.
+enum class Sm90Elements { k16Bit, kE4m3 };
+
 // Whether these kernels can run the parameters: FLARE_OK or the unsupported status. Pure: no device is asked.
 int32_t select_attention_sm90(const FwdParams& p);
 

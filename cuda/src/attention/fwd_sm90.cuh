@@ -1,34 +1,41 @@
 // Attention forward on Hopper: o = softmax(scale q k^T) v, one tile of kBlockM query rows at a time.
 //
-// Roles (kBlockM = 64 * kConsumers): warpgroup 0 is the producer (one elected thread issues TMA, the others idle),
-// warpgroups 1.. are consumers of 64 query rows each. Blocks are persistent and take tiles from TileSchedule.
+// Roles (kBlockM = 64 * kConsumers): a producer (one elected thread issues TMA) and consumer warpgroups of 64 query rows each.
+// With one block an SM the producer is warpgroup 0 and gives its registers to the consumers; with several, it is the last warp.
+// With lengths on the device a second producer warp zeroes the rows of V beyond the sequence (the scrubber); with e4m3 inputs
+// three more transpose V. Blocks are persistent and take tiles from TileSchedule. A cluster's blocks take neighbouring tiles
+// of a head; each loads some chunks of every key block for all.
 //
 // Schedule of a consumer, S(n) = Q K(n)^T and O += P(n) V(n), blocks from the last key to the first: issue S(n), issue
 // PV(n+1), wait S(n), softmax(n), wait PV(n+1), rescale O. A tile ends with its last PV alone; the first S of the next one
 // runs under the store of its output. With kPingPong the warpgroups take turns at issuing, so that one's softmax runs under
 // the other's products.
 //
-// Shared memory (bytes), 1024-aligned, in this order; element size 2:
-//   q    kQStages * kBlockM * D * 2    tile format of tile/smem_layout.cuh
-//   k    kStages * kBlockN * D * 2
-//   v    kStages * kBlockN * Dv * 2
+// Shared memory (bytes), 1024-aligned, in this order; E = element size:
+//   q    kQStages * kBlockM * D * E    tile format of tile/smem_layout.cuh
+//   k    kStages * kBlockN * D * E
+//   v    kStages * kBlockN * Dv * E
+//   vt   kStages * ceil(kBlockN / 128) * Dv * 128    e4m3 only: V^T in chunks of 128 keys
 //   barriers
-// The output needs none: a quad transposes its packed fragment by shuffles into 16-byte pieces.
+// The output needs none: a quad exchanges its packed fragment by shuffles into 16-byte pieces.
 //
-// Barriers    | kind | count           | arrives                                   | waits     | first parity waited
-//   q_full[s] | mbar | 1 + tx          | producer, TMA bytes of the tile           | consumers | 0
-//   q_empty[s]| mbar | 4 * kConsumers  | lane 0 of each consumer warp, last S waited| producer | 1
-//   k_full[s] | mbar | 1 + tx          | producer, TMA bytes of the block          | consumers | 0
-//   k_empty[s]| mbar | 4 * kConsumers  | lane 0 of each consumer warp, S waited    | producer  | 1
-//   v_full[s] | mbar | 1 + tx (+1)     | producer; with device lengths the scrubber| consumers | 0
-//   v_empty[s]| mbar | 4 * kConsumers  | lane 0 of each consumer warp, PV waited   | producer  | 1
-//   v_raw[s]  | mbar | 1 + tx          | producer, V of a block cut by seqlen_k    | scrubber  | 0
-//   turn[g]   | bar  | 256             | predecessor of warpgroup g                | warpgroup g
+// Barriers    | kind | count                | arrives                                        | waits, first parity
+//   q_full[s] | mbar | 1 + tx               | producer, TMA bytes of the tile                | consumers, 0
+//   q_empty[s]| mbar | 4 kConsumers         | lane 0 of each consumer warp, last S waited    | producer, 1
+//   k_full[s] | mbar | 1 + tx               | producer, TMA bytes of the block               | consumers, 0
+//   k_empty[s]| mbar | 4 kConsumers kCluster| a lane of the cluster's consumer warps, S waited | producer, 1
+//   v_full[s] | mbar | 1 + tx (+ 1)         | producer; with device lengths the scrubber     | consumers, 0
+//             |      | e4m3: 3              | transposers                                    |
+//   v_empty[s]| mbar | 4 kConsumers kCluster| a lane of the cluster's consumer warps, PV waited | producer; transposers, 1
+//   v_raw[s]  | mbar | 1 + tx               | producer: V cut by seqlen_k; e4m3: every V     | scrubber; transposers, 0
+//   v_taken[s]| mbar | 3                    | e4m3: transposers, v read                      | producer, 1
+//   turn[g]   | bar  | 256                  | predecessor of warpgroup g                     | warpgroup g
 //
 // Proxies: q, k, v are written by TMA (async proxy) and read by wgmma (async proxy): mbarriers suffice. With device
-// lengths the rows of V beyond seqlen_k belong to somebody else and may hold NaN: warp 1 (the scrubber) zeroes them by
+// lengths the rows of V beyond seqlen_k belong to somebody else and may hold NaN: the scrubber zeroes them by
 // generic stores, then fence.proxy.async, then arrives on v_full. The next TMA write into that stage follows wgmma
-// reads that followed the scrubber's arrival.
+// reads that followed the scrubber's arrival. e4m3: v is read and vt written by ldmatrix and stmatrix (generic proxy); each
+// transposer's fence.proxy.async stands between these and its arrivals on v_taken (the next TMA write) and v_full (wgmma).
 #pragma once
 
 #include <cstdint>
@@ -60,34 +67,44 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     auto q_state = pipe::PipeState<Cfg::kQStages>::producer();
     pipe::TileCursor cursor;
-    for (int idx = cursor.next(args.schedule); idx >= 0; idx = cursor.next(args.schedule)) {
+    for (int idx = cursor.next<Cfg::kCluster>(args.schedule); idx >= 0;
+         idx = cursor.next<Cfg::kCluster>(args.schedule)) {
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
         if (Cfg::kDeviceLengths && tile.outside()) {
             continue;
         }
         const int kv_head = args.heads_per_kv.quotient(tile.head);
         const int first_row = tile.k_row + tile.keys.first_key;
+        // A cluster's blocks load some chunks each, for all: every barrier sees the bytes of the whole block.
+        const auto load_keys = [&](uint32_t to, const CUtensorMap* map, uint32_t bar, int row, int chunks) {
+            if constexpr (Cfg::kCluster == 1) {
+                ptx::tma_load_5d(to, map, bar, 0, row, 0, kv_head, tile.k_batch, ptx::kL2EvictLast);
+            } else {
+                const int chunk = static_cast<int>(ptx::cluster_cta_rank()) * chunks;
+                ptx::tma_load_multicast_5d(to + chunk * Cfg::kBlockN * tile::span_bytes(Cfg::kSwizzle), map, bar,
+                                           (1 << Cfg::kCluster) - 1, 0, row, chunk, kv_head, tile.k_batch, ptx::kL2EvictLast);
+            }
+        };
         const auto load_k = [&](int n) {
-            ptx::mbarrier_wait(smem.k_empty(k_state.stage), k_state.phase);
+            ptx::mbarrier_wait_sleeping(smem.k_empty(k_state.stage), k_state.phase);
             ptx::mbarrier_arrive_expect_tx(smem.k_full(k_state.stage), Cfg::kBytesK);
-            ptx::tma_load_5d(smem.k(k_state.stage), &args.map_k, smem.k_full(k_state.stage), 0,
-                             first_row + n * Cfg::kBlockN, 0, kv_head, tile.k_batch, ptx::kL2EvictLast);
+            load_keys(smem.k(k_state.stage), &args.map_k, smem.k_full(k_state.stage), first_row + n * Cfg::kBlockN,
+                      Cfg::kChunksK);
             k_state.advance();
         };
         const auto load_v = [&](int n) {
-            ptx::mbarrier_wait(smem.v_empty(v_state.stage), v_state.phase);
-            uint32_t landing = smem.v_full(v_state.stage);
-            if (Cfg::kDeviceLengths && valid_keys<Cfg>(tile, n) < Cfg::kBlockN) {
+            ptx::mbarrier_wait_sleeping(Cfg::kFp8 ? smem.v_taken(v_state.stage) : smem.v_empty(v_state.stage), v_state.phase);
+            uint32_t landing = Cfg::kFp8 ? smem.v_raw(v_state.stage) : smem.v_full(v_state.stage);
+            if (!Cfg::kFp8 && Cfg::kDeviceLengths && valid_keys<Cfg>(tile, n) < Cfg::kBlockN) {
                 ptx::mbarrier_arrive(landing);
                 landing = smem.v_raw(v_state.stage);
             }
             ptx::mbarrier_arrive_expect_tx(landing, Cfg::kBytesV);
-            ptx::tma_load_5d(smem.v(v_state.stage), &args.map_v, landing, 0, first_row + n * Cfg::kBlockN, 0, kv_head,
-                             tile.k_batch, ptx::kL2EvictLast);
+            load_keys(smem.v(v_state.stage), &args.map_v, landing, first_row + n * Cfg::kBlockN, Cfg::kChunksV);
             v_state.advance();
         };
 
-        ptx::mbarrier_wait(smem.q_empty(q_state.stage), q_state.phase);
+        ptx::mbarrier_wait_sleeping(smem.q_empty(q_state.stage), q_state.phase);
         ptx::mbarrier_arrive_expect_tx(smem.q_full(q_state.stage), Cfg::kBytesQ);
         ptx::tma_load_5d(smem.q(q_state.stage), &args.map_q, smem.q_full(q_state.stage), 0, tile.q_row + tile.m0, 0,
                          tile.head, tile.q_batch, ptx::kL2EvictFirst);
@@ -107,7 +124,8 @@ __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     uint32_t raw_phases = 0;  // one bit per stage
     pipe::TileCursor cursor;
-    for (int idx = cursor.next(args.schedule); idx >= 0; idx = cursor.next(args.schedule)) {
+    for (int idx = cursor.next<Cfg::kCluster>(args.schedule); idx >= 0;
+         idx = cursor.next<Cfg::kCluster>(args.schedule)) {
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
         if (tile.outside()) {
             continue;
@@ -115,7 +133,7 @@ __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<
         for (int n = tile.keys.num_blocks - 1; n >= 0; --n) {
             const int valid = max(0, valid_keys<Cfg>(tile, n));
             if (valid < Cfg::kBlockN) {
-                ptx::mbarrier_wait(smem.v_raw(v_state.stage), (raw_phases >> v_state.stage) & 1);
+                ptx::mbarrier_wait_sleeping(smem.v_raw(v_state.stage), (raw_phases >> v_state.stage) & 1);
                 raw_phases ^= 1u << v_state.stage;
                 const uint32_t zero[4] = {0, 0, 0, 0};
                 const int pieces = (Cfg::kBlockN - valid) * (Cfg::kHeadDimV / 8);
@@ -129,7 +147,7 @@ __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<
                 __syncwarp();
             } else {
                 // One phase ahead of the producer would complete the wrong phase: follow its pace.
-                ptx::mbarrier_wait(smem.v_empty(v_state.stage), v_state.phase);
+                ptx::mbarrier_wait_sleeping(smem.v_empty(v_state.stage), v_state.phase);
             }
             if (lane == 0) {
                 ptx::mbarrier_arrive(smem.v_full(v_state.stage));
@@ -139,12 +157,83 @@ __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<
     }
 }
 
+// e4m3, three warps: V [keys][Dv] to V^T [Dv][keys], the K-major operand that e4m3 products take. A unit is 32 keys x 16
+// columns: ldmatrix.trans gives a lane two keys of two columns at a time, byte permutes sort them by column, stmatrix writes
+// rows of 16 keys. Keys come out in the order of pack_weights, columns as even ones, then odd ones, which the store undoes.
+template <class Cfg>
+__device__ __forceinline__ void sm90_transpose(const Sm90Args& args, const Sm90Smem<Cfg>& smem, uint32_t lane,
+                                               uint32_t worker) {
+    constexpr int kBatch = 4;  // units in flight
+    constexpr int kBatchesPerKeys = Cfg::kHeadDimV / 16 / kBatch;
+    constexpr int kBatches = Cfg::kBlockN / 32 * kBatchesPerKeys;
+    static_assert(Cfg::kSwizzle == tile::Swizzle::k128 && Cfg::kHeadDimV == 128, "one chunk of V's columns");
+    auto raw = pipe::PipeState<Cfg::kStages>::consumer();
+    auto out = pipe::PipeState<Cfg::kStages>::producer();
+    pipe::TileCursor cursor;
+    for (int idx = cursor.next<Cfg::kCluster>(args.schedule); idx >= 0;
+         idx = cursor.next<Cfg::kCluster>(args.schedule)) {
+        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
+        if (Cfg::kDeviceLengths && tile.outside()) {
+            continue;
+        }
+        for (int n = tile.keys.num_blocks - 1; n >= 0; --n) {
+            ptx::mbarrier_wait_sleeping(smem.v_raw(raw.stage), raw.phase);
+            ptx::mbarrier_wait_sleeping(smem.v_empty(out.stage), out.phase);
+            // With device lengths the keys beyond the sequence may be anybody's, NaN among them.
+            const int valid = Cfg::kDeviceLengths ? valid_keys<Cfg>(tile, n) : Cfg::kBlockN;
+            for (int batch = static_cast<int>(worker); batch < kBatches; batch += kTransposeWarps) {
+                const int key = batch / kBatchesPerKeys * 32;
+                const int column = batch % kBatchesPerKeys * (16 * kBatch);
+                // Columns 16 u further are an exclusive-or away in a row of V, whole rows away in V^T.
+                const uint32_t from = tile::tile_addr<Cfg::kSwizzle>(smem.v(raw.stage), Cfg::kBlockN, key + lane, column);
+                const uint32_t to = tile::tile_addr<Cfg::kSwizzle>(smem.vt(out.stage), Cfg::kHeadDimV, column + lane % 16,
+                                                                   key + 16 * (lane / 16));
+                uint32_t x[kBatch][4];
+#pragma unroll
+                for (int u = 0; u < kBatch; ++u) {
+                    ptx::ldmatrix_x4_trans(x[u], from ^ (16 * u));
+                }
+                if (Cfg::kDeviceLengths && valid < Cfg::kBlockN) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int first = key + 8 * i + 2 * static_cast<int>(lane % 4);
+                        const uint32_t seen = (first < valid ? 0x0000ffffu : 0) | (first + 1 < valid ? 0xffff0000u : 0);
+#pragma unroll
+                        for (int u = 0; u < kBatch; ++u) {
+                            x[u][i] &= seen;
+                        }
+                    }
+                }
+#pragma unroll
+                for (int u = 0; u < kBatch; ++u) {
+                    ptx::stmatrix_x4(to + u * 16 * 128, ptx::permute_bytes(x[u][0], x[u][1], 0x6420),
+                                     ptx::permute_bytes(x[u][0], x[u][1], 0x7531), ptx::permute_bytes(x[u][2], x[u][3], 0x6420),
+                                     ptx::permute_bytes(x[u][2], x[u][3], 0x7531));
+                }
+            }
+            ptx::fence_proxy_async_smem();  // the stores before wgmma reads them, the loads before TMA overwrites them
+            __syncwarp();
+            if (lane == 0) {
+                ptx::mbarrier_arrive(smem.v_taken(raw.stage));
+                ptx::mbarrier_arrive(smem.v_full(out.stage));
+            }
+            raw.advance();
+            out.advance();
+        }
+    }
+}
+
 // One consumer warpgroup: 64 rows.
 template <class Cfg>
 struct Sm90Consumer {
     using T = typename Cfg::T;
+    using Out = typename Cfg::Out;
     static constexpr int kScores = Cfg::kBlockN / 2;
+    static constexpr int kWeights = kScores * Cfg::kElement / 4;  // registers
     static constexpr int kOutputs = Cfg::kHeadDimV / 2;
+    static constexpr int kStepElements = 32 / Cfg::kElement;  // of the reduction, a wgmma
+    // e4m3 ends at 448 = 2^8.8.
+    using Softmax = OnlineSoftmax<Cfg::kFp8 ? 8 : 0, Cfg::kSlackQuarters>;
     using Turn = pipe::PingPong<Cfg::kConsumers, 1>;
 
     const Sm90Args& args;
@@ -163,6 +252,11 @@ struct Sm90Consumer {
     int keys_end;       // seqlen_k, relative likewise
     KeyRange keys;
     float alibi_slope;
+    // fp8: descales of q and k in the factors of Sm90Args, and whether they make scores negative.
+    float unit;
+    float scale_log2;
+    float softcap_in;
+    bool negate;
 
     __device__ __forceinline__ void issue_scores(float (&s)[kScores]) {
         ptx::mbarrier_wait(smem.k_full(k_state.stage), k_state.phase);
@@ -170,7 +264,7 @@ struct Sm90Consumer {
         ptx::fence_registers(s);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < Cfg::kHeadDim / 16; ++kk) {
+        for (int kk = 0; kk < Cfg::kHeadDim / kStepElements; ++kk) {
             ptx::wgmma_ss<T, Cfg::kBlockN>(
                 s, tile::advance_desc(desc_q, tile::step_k<Cfg::kSwizzle>(kk, Cfg::kBlockM)),
                 tile::advance_desc(desc_k, tile::step_k<Cfg::kSwizzle>(kk, Cfg::kBlockN)), kk > 0);
@@ -178,33 +272,50 @@ struct Sm90Consumer {
         ptx::wgmma_commit();
     }
 
-    __device__ __forceinline__ void issue_output(float (&o)[kOutputs], uint32_t (&p)[kScores / 2]) {
-        ptx::mbarrier_wait(smem.v_full(v_state.stage), v_state.phase);
-        const uint64_t desc_v = tile::make_desc_mn<Cfg::kSwizzle>(smem.v(v_state.stage), Cfg::kBlockN);
+    // V of the block that `state` points at is in shared memory.
+    __device__ __forceinline__ void acquire_v(const pipe::PipeState<Cfg::kStages>& state) const {
+        ptx::mbarrier_wait(smem.v_full(state.stage), state.phase);
+    }
+
+    __device__ __forceinline__ void issue_output(float (&o)[kOutputs], uint32_t (&p)[kWeights]) {
+        if constexpr (!Cfg::kSoftmaxUnderOutput) {
+            acquire_v(v_state);
+        }
+        const uint64_t desc_v = Cfg::kFp8 ? tile::make_desc_k<Cfg::kSwizzle>(smem.vt(v_state.stage))
+                                          : tile::make_desc_mn<Cfg::kSwizzle>(smem.v(v_state.stage), Cfg::kBlockN);
         ptx::fence_registers(o);
         ptx::fence_registers(p);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < Cfg::kBlockN / 16; ++kk) {
-            ptx::wgmma_rs<T, Cfg::kHeadDimV, 1>(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3],
-                                                tile::advance_desc(desc_v, tile::step_mn<Cfg::kSwizzle>(kk)), 1);
+        for (int kk = 0; kk < Cfg::kBlockN / kStepElements; ++kk) {
+            const uint32_t step =
+                Cfg::kFp8 ? tile::step_k<Cfg::kSwizzle>(kk, Cfg::kHeadDimV) : tile::step_mn<Cfg::kSwizzle>(kk);
+            ptx::wgmma_rs<T, Cfg::kHeadDimV, Cfg::kFp8 ? 0 : 1>(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3],
+                                                                tile::advance_desc(desc_v, step), 1);
         }
         ptx::wgmma_commit();
     }
 
     // After the wait that covers the reads. wgmma is collective over the warpgroup: one lane speaks for its warp.
     __device__ __forceinline__ void release_k() {
-        if (lane == 0) {
-            ptx::mbarrier_arrive(smem.k_empty(k_state.stage));
-        }
+        release(smem.k_empty(k_state.stage));
         k_state.advance();
     }
 
     __device__ __forceinline__ void release_v() {
-        if (lane == 0) {
-            ptx::mbarrier_arrive(smem.v_empty(v_state.stage));
-        }
+        release(smem.v_empty(v_state.stage));
         v_state.advance();
+    }
+
+    // To the producer of every block of the cluster, since each of them writes here.
+    __device__ __forceinline__ void release(uint32_t empty) const {
+        if constexpr (Cfg::kCluster == 1) {
+            if (lane == 0) {
+                ptx::mbarrier_arrive(empty);
+            }
+        } else if (lane < Cfg::kCluster) {
+            ptx::mbarrier_arrive_remote_relaxed(empty, lane);  // only wgmma has read the buffer
+        }
     }
 
     __device__ __forceinline__ void acquire_q() {
@@ -227,24 +338,54 @@ struct Sm90Consumer {
     __device__ __forceinline__ void begin_tile(const Sm90Tile& tile) {
         const int shift = tile.keys.first_key + 2 * static_cast<int>(lane % 4);
         keys = tile.keys;
+        const int first_row = tile.m0 + static_cast<int>(warpgroup) * 64;
+        keys.mask_edges<Cfg::kBlockN>(first_row, first_row + 64, tile.seqlen_q, tile.seqlen_k, args.params.window_left,
+                                      args.params.window_right);
         key_of_row[0] = tile.m0 + row_in_tile + tile.seqlen_k - tile.seqlen_q - shift;
         key_of_row[1] = key_of_row[0] + 8;
         keys_end = tile.seqlen_k - shift;
+        unit = args.unit;
+        scale_log2 = args.scale_log2;
+        if constexpr (Cfg::kFp8) {
+            const float descale = descale_of(args.params.q_descale, tile) * descale_of(args.params.k_descale, tile);
+            negate = descale < 0.0f;
+            softcap_in = args.softcap_in * fabsf(descale);
+            if (args.params.softcap == 0.0f) {
+                const float factor = fmaxf(fabsf(descale), 1e-30f);  // 0 would make NaN of -inf
+                unit *= factor;
+                scale_log2 *= factor;
+            }
+        } else {
+            softcap_in = args.softcap_in;
+        }
         if constexpr (Cfg::kExtended) {
             const float* slopes = args.params.alibi_slopes;
-            alibi_slope =
-                slopes == nullptr ? 0.0f : slopes[tile.batch * args.params.alibi_batch_stride + tile.head] / args.unit;
+            alibi_slope = slopes == nullptr ? 0.0f : slopes[tile.batch * args.params.alibi_batch_stride + tile.head] / unit;
         }
+    }
+
+    __device__ __forceinline__ float descale_of(const float* descales, const Sm90Tile& tile) const {
+        return descales == nullptr ? 1.0f
+                                   : descales[tile.batch * args.params.descale_batch_stride +
+                                              args.heads_per_kv.quotient(tile.head) * args.params.descale_head_stride];
     }
 
     // Softcap, ALiBi, masks. The masks are needed at the edges only; the branch is uniform over the warpgroup.
     __device__ __forceinline__ void transform_scores(float (&s)[kScores], int n) const {
         const int key0 = n * Cfg::kBlockN;
+        if constexpr (Cfg::kFp8) {
+            if (negate) {
+#pragma unroll
+                for (int i = 0; i < kScores; ++i) {
+                    s[i] = -s[i];
+                }
+            }
+        }
         if constexpr (Cfg::kExtended) {
             if (args.params.softcap > 0.0f) {
 #pragma unroll
                 for (int i = 0; i < kScores; ++i) {
-                    s[i] = ptx::tanh_approx(s[i] * args.softcap_in);
+                    s[i] = ptx::tanh_approx(s[i] * softcap_in);
                 }
             }
             if (args.params.alibi_slopes != nullptr) {
@@ -290,16 +431,16 @@ struct Sm90Consumer {
             release_q();
         }
         transform_scores(s, n);
-        softmax.update(s, alpha, args.scale_log2);
+        softmax.update(s, alpha, scale_log2);
     }
 
     // Number of the next tile, made current; -1 after the last. NOTE: without a loop where it can be helped. A loop here
     // makes the compiler take the masks' branch for divergent and the descriptors out of uniform registers.
     __device__ __forceinline__ int next_tile(pipe::TileCursor& cursor) {
-        int idx = cursor.next(args.schedule);
+        int idx = cursor.next<Cfg::kCluster>(args.schedule);
         if constexpr (Cfg::kDeviceLengths) {
             while (idx >= 0 && Sm90Tile::make<Cfg>(args, idx).outside()) {
-                idx = cursor.next(args.schedule);
+                idx = cursor.next<Cfg::kCluster>(args.schedule);
             }
         }
         if (idx >= 0) {
@@ -323,7 +464,7 @@ struct Sm90Consumer {
             return;
         }
         float s[kScores];
-        uint32_t p[kScores / 2];
+        uint32_t p[kWeights];
         float o[kOutputs];
         float alpha[2];
         issue_first_scores(s);
@@ -334,6 +475,9 @@ struct Sm90Consumer {
             softmax.reset();
             zero(o);
             scores_to_weights(s, alpha, softmax, keys.num_blocks - 1);
+            if constexpr (Cfg::kSoftmaxUnderOutput) {
+                acquire_v(v_state);
+            }
             pack_weights<T>(p, s);
             // NOTE: what the inner loop branches on and builds descriptors from has to be uniform for the compiler, too.
             keys.num_blocks = ptx::uniform(keys.num_blocks);
@@ -348,13 +492,23 @@ struct Sm90Consumer {
                 ptx::wgmma_wait<1>();
                 ptx::fence_registers(s);
                 scores_to_weights(s, alpha, softmax, n);
+                if constexpr (Cfg::kSoftmaxUnderOutput) {
+                    // NOTE: the next V is waited for here, not before its product: a loop between the exponentials and the
+                    // wait for O keeps ptxas from moving that wait ahead of them.
+                    ptx::fence_registers(s);
+                    auto next_v = v_state;
+                    next_v.advance();
+                    acquire_v(next_v);
+                }
                 ptx::wgmma_wait<0>();
                 ptx::fence_registers(o);
                 ptx::fence_registers(p);
                 ptx::fence_registers(s);
                 release_v();
                 pack_weights<T>(p, s);
-                rescale(o, alpha);
+                if (Cfg::kSlackQuarters == 0 || __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+                    rescale(o, alpha);
+                }
             }
             issue_output(o, p);
             RowEnd ends[2];
@@ -386,10 +540,16 @@ struct Sm90Consumer {
 
     // Where this thread's two rows go, and by what they are multiplied.
     struct RowEnd {
-        T* out;
+        Out* out;
         float factor;
         bool inside;
     };
+
+    // Of 32, where this lane's 8 stored columns begin.
+    __device__ __forceinline__ uint32_t first_column() const {
+        const uint32_t t = lane % 4;
+        return Cfg::kFp8 ? 16 * (t % 2) + 8 * (t / 2) : 8 * t;
+    }
 
     // Ends the softmax of both rows and stores their lse: what of a tile's end needs no output, to run under the last PV.
     __device__ __forceinline__ void finish_rows(int tile_idx, const Softmax& softmax, RowEnd (&ends)[2]) const {
@@ -401,7 +561,10 @@ struct Sm90Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float lse;
-            ends[r].factor = softmax.finish(r, args.unit, sink, lse);
+            ends[r].factor = softmax.finish(r, unit, sink, lse);
+            if constexpr (Cfg::kFp8) {
+                ends[r].factor *= descale_of(params.v_descale, tile);
+            }
             const int row = tile.m0 + row_in_tile + 8 * r;
             ends[r].inside = row < tile.seqlen_q;
             const int64_t store_row = tile.q_row + row;
@@ -409,36 +572,22 @@ struct Sm90Consumer {
                 params.lse[tile.q_batch * params.lse_stride.batch + tile.head * params.lse_stride.head +
                            store_row * params.lse_stride.row] = lse;
             }
-            ends[r].out = static_cast<T*>(params.o) + tile.q_batch * params.o_stride.batch +
-                          tile.head * params.o_stride.head + store_row * params.o_stride.row + 8 * t;
+            ends[r].out = static_cast<Out*>(params.o) + tile.q_batch * params.o_stride.batch +
+                          tile.head * params.o_stride.head + store_row * params.o_stride.row + first_column();
         }
     }
 
-    // Normalises and stores 64 rows. A quad holds 32 columns of a row as 4 x 4 packed pairs: transposed, each lane has 8
-    // neighbouring columns, one 16-byte store.
+    // Normalises and stores 64 rows, 16 bytes a lane and 32 columns.
     __device__ __forceinline__ void store(float (&o)[kOutputs], const RowEnd (&ends)[2]) const {
-        const uint32_t t = lane % 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int j = 0; j < Cfg::kHeadDimV / 32; ++j) {
                 uint32_t x[4];
-#pragma unroll
-                for (int g = 0; g < 4; ++g) {
-                    const int i = 16 * j + 4 * g + 2 * r;
-                    x[g] = ptx::pack2<T>(o[i] * ends[r].factor, o[i + 1] * ends[r].factor);
-                }
-#pragma unroll
-                for (int step = 1; step <= 2; step *= 2) {
-#pragma unroll
-                    for (int g = 0; g < 4; ++g) {
-                        if ((g & step) == 0) {
-                            const bool upper = (t & step) != 0;
-                            const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? x[g] : x[g | step], step);
-                            x[g] = upper ? got : x[g];
-                            x[g | step] = upper ? x[g | step] : got;
-                        }
-                    }
+                if constexpr (Cfg::kFp8) {
+                    gather_deinterleaved(x, o, 16 * j + 2 * r, ends[r].factor);
+                } else {
+                    gather(x, o, 16 * j + 2 * r, ends[r].factor);
                 }
                 if (ends[r].inside) {
                     ptx::st_global_v4(ends[r].out + 32 * j, x);
@@ -446,10 +595,54 @@ struct Sm90Consumer {
             }
         }
     }
+
+    // A quad holds 32 columns of a row as 4 x 4 packed pairs: transposed, lane t has columns 8 t to 8 t + 7.
+    __device__ __forceinline__ void gather(uint32_t (&x)[4], const float (&o)[kOutputs], int at, float factor) const {
+        const uint32_t t = lane % 4;
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+            x[g] = ptx::pack2<Out>(o[at + 4 * g] * factor, o[at + 4 * g + 1] * factor);
+        }
+#pragma unroll
+        for (int step = 1; step <= 2; step *= 2) {
+#pragma unroll
+            for (int g = 0; g < 4; ++g) {
+                if ((g & step) == 0) {
+                    const bool upper = (t & step) != 0;
+                    const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? x[g] : x[g | step], step);
+                    x[g] = upper ? got : x[g];
+                    x[g | step] = upper ? x[g | step] : got;
+                }
+            }
+        }
+    }
+
+    // The columns of sm90_transpose: of each 16, lane t holds 4 t to 4 t + 3, even ones in one fragment, odd ones in the next.
+    // An even lane takes 8 of the first 16 columns, an odd lane 8 of the second.
+    __device__ __forceinline__ void gather_deinterleaved(uint32_t (&x)[4], const float (&o)[kOutputs], int at,
+                                                         float factor) const {
+        const bool odd = lane % 2 != 0;
+        uint32_t y[2][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int i = at + 8 * half + e;
+                y[half][e] = ptx::pack2<Out>(o[i] * factor, o[i + 4] * factor);
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? y[0][e] : y[1][e], 1);
+            x[e] = odd ? got : y[0][e];
+            x[2 + e] = odd ? y[1][e] : got;
+        }
+    }
 };
 
 template <class Cfg>
-__global__ void __launch_bounds__(Cfg::kThreads, 1) attention_fwd_sm90_kernel(const __grid_constant__ Sm90Args args) {
+__global__ void __launch_bounds__(Cfg::kThreads, Cfg::kBlocksPerSm)
+    attention_fwd_sm90_kernel(const __grid_constant__ Sm90Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) uint8_t smem_bytes[];
     const Sm90Smem<Cfg> smem{ptx::smem_addr(smem_bytes)};
@@ -461,19 +654,35 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) attention_fwd_sm90_kernel(co
         ptx::prefetch_tensor_map(&args.map_v);
         smem.init();
     }
-    __syncthreads();
-    if (warp < 4) {
-        ptx::setmaxnreg_dec<Cfg::kProducerRegs>();
-        if (warp == 0) {
+    if constexpr (Cfg::kCluster > 1) {
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+    } else {
+        __syncthreads();
+    }
+    // wgmma wants a warpgroup's first warp at a multiple of 4: a producer of fewer than 4 warps stands last.
+    constexpr uint32_t kFirstConsumerWarp = Cfg::kBlocksPerSm == 1 ? 4 : 0;
+    constexpr uint32_t kFirstProducerWarp = Cfg::kBlocksPerSm == 1 ? 0 : 4 * Cfg::kConsumers;
+    const bool producer = kFirstConsumerWarp > 0 ? warp < kFirstConsumerWarp : warp >= kFirstProducerWarp;
+    if (producer) {
+        if constexpr (Cfg::kBlocksPerSm == 1) {
+            ptx::setmaxnreg_dec<Cfg::kProducerRegs>();
+        }
+        const uint32_t worker = warp - kFirstProducerWarp;
+        if (worker == 0) {
             if (ptx::elect_one()) {
                 sm90_produce<Cfg>(args, smem);
             }
-        } else if (Cfg::kDeviceLengths && warp == 1) {
+        } else if constexpr (Cfg::kFp8) {
+            sm90_transpose<Cfg>(args, smem, lane, worker - 1);
+        } else if (Cfg::kDeviceLengths && worker == 1) {
             sm90_scrub<Cfg>(args, smem, lane);
         }
     } else {
-        ptx::setmaxnreg_inc<Cfg::kConsumerRegs>();
-        const uint32_t warpgroup = warp / 4 - 1;
+        if constexpr (Cfg::kBlocksPerSm == 1) {
+            ptx::setmaxnreg_inc<Cfg::kConsumerRegs>();
+        }
+        const uint32_t warpgroup = (warp - kFirstConsumerWarp) / 4;
         Sm90Consumer<Cfg> consumer{args, smem};
         consumer.lane = lane;
         consumer.row_in_tile = static_cast<int>(warpgroup * 64 + (warp % 4) * 16 + lane / 4);
@@ -486,6 +695,11 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) attention_fwd_sm90_kernel(co
             consumer.turn.prime();
         }
         consumer.run();
+    }
+    if constexpr (Cfg::kCluster > 1) {  // the others still write and arrive here
+        __syncwarp();
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
     }
 #else
     __trap();

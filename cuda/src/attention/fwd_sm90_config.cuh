@@ -3,22 +3,30 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../pipe/scheduler.cuh"
 #include "../ptx/mbarrier.cuh"
+#include "../ptx/sync.cuh"
 #include "../tile/smem_layout.cuh"
 #include "mask.cuh"
 #include "params.h"
 
 namespace flare::attention {
 
+// fp8: warps 1..3 of the producer warpgroup transpose V.
+inline constexpr uint32_t kTransposeWarps = 3;
+
 enum class Sm90Schedule { kOverlap, kPingPong };
 
 struct Sm90Args {
     CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kBlockM, D / span, 1, 1}
-    CUtensorMap map_k;  // {span, Sk, D / span, Hk, B}, box {span, kBlockN, D / span, 1, 1}
+    CUtensorMap map_k;  // {span, Sk, D / span, Hk, B}, box {span, kBlockN, D / span / cluster, 1, 1}
     CUtensorMap map_v;  // as map_k with Dv
     pipe::TileSchedule schedule;
     FwdParams params;      // window bounds already clamped to [0, kUnbounded]
@@ -30,7 +38,7 @@ struct Sm90Args {
 
 // One instance of the kernel. kExtended adds softcap and ALiBi; kDeviceLengths adds cu_seqlens and seqused.
 template <typename T_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_, Sm90Schedule kSchedule_,
-          bool kExtended_, bool kDeviceLengths_>
+          int kBlocksPerSm_, int kCluster_, bool kExtended_, bool kDeviceLengths_>
 struct Sm90Config {
     using T = T_;
     static constexpr int kHeadDim = kHeadDim_;
@@ -40,39 +48,64 @@ struct Sm90Config {
     static constexpr int kBlockN = kBlockN_;
     static constexpr int kStages = kStages_;
     static constexpr Sm90Schedule kSchedule = kSchedule_;
+    static constexpr int kBlocksPerSm = kBlocksPerSm_;
+    // Blocks that take neighbouring tiles of one head together and each load a part of every key block for all of them.
+    static constexpr int kCluster = kCluster_;
     static constexpr bool kExtended = kExtended_;
     static constexpr bool kDeviceLengths = kDeviceLengths_;
+    static constexpr bool kFp8 = std::is_same_v<T, __nv_fp8_e4m3>;
+    static constexpr int kElement = sizeof(T);
+    using Out = std::conditional_t<kFp8, __nv_bfloat16, T>;
 
     static constexpr tile::Swizzle kSwizzle =
         kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? tile::Swizzle::k128 : tile::Swizzle::k64;
-    static constexpr int kSpan = static_cast<int>(tile::span_bytes(kSwizzle)) / 2;  // elements of a chunk row
+    static constexpr int kSpan = static_cast<int>(tile::span_bytes(kSwizzle)) / kElement;  // elements of a chunk row
 
-    static constexpr int kThreads = 128 * (1 + kConsumers);
+    // Of Softmax. Seldom rescaling the output pays where that is much of the work; its branch costs elsewhere.
+    static constexpr int kSlackQuarters = kHeadDimV >= 256 ? 32 : 0;
+    // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too.
+    static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
+
+    // One block an SM: a producer warpgroup, whose registers go to the consumers. More: as few producer warps as do.
+    static constexpr int kProducerWarps = kBlocksPerSm == 1 ? 4 : kFp8 ? 1 + kTransposeWarps : kDeviceLengths ? 2 : 1;
+    static constexpr int kThreads = 128 * kConsumers + 32 * kProducerWarps;
     static constexpr int kEntryRegs = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : 128;
-    static constexpr int kProducerRegs = kConsumers == 1 ? 56 : kConsumers == 2 ? 24 : 32;
-    static constexpr int kConsumerRegs = kConsumers == 1 ? 256 : kConsumers == 2 ? 240 : 160;
+    static constexpr int kProducerRegs = kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 ? 40 : 24) : 32;
+    static constexpr int kConsumerRegs = kConsumers == 1 ? 256 : kConsumers == 2 ? (kFp8 ? 232 : 240) : 160;
 
-    static constexpr uint32_t kBytesQ = kBlockM * kHeadDim * 2;
-    static constexpr uint32_t kBytesK = kBlockN * kHeadDim * 2;
-    static constexpr uint32_t kBytesV = kBlockN * kHeadDimV * 2;
+    static constexpr uint32_t kBytesQ = kBlockM * kHeadDim * kElement;
+    static constexpr uint32_t kBytesK = kBlockN * kHeadDim * kElement;
+    static constexpr uint32_t kBytesV = kBlockN * kHeadDimV * kElement;
+    // fp8: V transposed, chunks of 128 keys.
+    static constexpr uint32_t kBytesVt = kFp8 ? (kBlockN + 127) / 128 * kHeadDimV * 128 : 0;
+    static constexpr int kSmemLimit = 233472 / kBlocksPerSm - 1024;
     // Two query tiles where they fit: the next one then loads under the current one.
-    static constexpr int kQStages = 2 * kBytesQ + kStages * (kBytesK + kBytesV) + 1024 <= 232448 ? 2 : 1;
+    static constexpr int kQStages = 2 * kBytesQ + kStages * (kBytesK + kBytesV + kBytesVt) + 1024 <= kSmemLimit ? 2 : 1;
     static constexpr uint32_t kOffsetK = kQStages * kBytesQ;
     static constexpr uint32_t kOffsetV = kOffsetK + kStages * kBytesK;
-    static constexpr uint32_t kOffsetBarriers = kOffsetV + kStages * kBytesV;
-    static constexpr uint32_t kSmemBytes = kOffsetBarriers + 8 * (2 * kQStages + 5 * kStages);
+    static constexpr uint32_t kOffsetVt = kOffsetV + kStages * kBytesV;
+    static constexpr uint32_t kOffsetBarriers = kOffsetVt + kStages * kBytesVt;
+    static constexpr uint32_t kSmemBytes = kOffsetBarriers + 8 * (2 * kQStages + 6 * kStages);
+
+    // A block of a cluster loads whole chunks of K and V.
+    static constexpr int kChunksK = kHeadDim / kSpan / kCluster;
+    static constexpr int kChunksV = kHeadDimV / kSpan / kCluster;
+    static_assert(kHeadDim % (kSpan * kCluster) == 0 && kHeadDimV % (kSpan * kCluster) == 0, "whole chunks");
+    static_assert(kCluster == 1 || (!kFp8 && kBlocksPerSm == 1), "clusters: 16 bits, one block an SM");
 
     static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
-    static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * (kEntryRegs + 1),
+    static_assert(kBlocksPerSm > 1 || kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * (kEntryRegs + 1),
                   "setmaxnreg would wait for ever: the pool is what the block was launched with");
     static_assert(kHeadDim % kSpan == 0 && kHeadDimV % kSpan == 0 && kHeadDimV % 32 == 0, "whole chunks");
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kBlockM <= 256, "k-steps of 16, TMA boxes of at most 256 rows");
-    static_assert(kSmemBytes <= 232448, "shared memory of one block");
+    static_assert(!kFp8 || (kHeadDim % 128 == 0 && kHeadDimV == 128 && kBlockN % 32 == 0), "k-steps, transposition units");
+    static_assert(kSmemBytes <= kSmemLimit, "shared memory of one block");
 };
 
 // What both roles derive from a tile number.
 struct Sm90Tile {
     int m0;
+    int group_m0;  // the first of the cluster's
     int head;
     int batch;
     int seqlen_q;
@@ -88,7 +121,9 @@ struct Sm90Tile {
         const FwdParams& params = args.params;
         const pipe::TileCoord coord = args.schedule.coord(tile_idx);
         Sm90Tile tile;
-        tile.m0 = coord.m * Cfg::kBlockM;
+        const int group_m0 = coord.m * (Cfg::kBlockM * Cfg::kCluster);  // of all tiles of the cluster: they share their keys
+        tile.group_m0 = group_m0;
+        tile.m0 = group_m0 + (Cfg::kCluster > 1 ? static_cast<int>(ptx::cluster_cta_rank()) * Cfg::kBlockM : 0);
         tile.head = coord.head;
         tile.batch = coord.batch;
         tile.seqlen_q = params.seqlen_q;
@@ -115,14 +150,14 @@ struct Sm90Tile {
                 tile.seqlen_k = params.seqused_k[coord.batch];
             }
         }
-        const int m1 = min(tile.m0 + Cfg::kBlockM, tile.seqlen_q);
-        tile.keys = KeyRange::make<Cfg::kBlockN>(tile.m0, m1, tile.seqlen_q, tile.seqlen_k, params.window_left,
+        const int m1 = min(group_m0 + Cfg::kBlockM * Cfg::kCluster, tile.seqlen_q);
+        tile.keys = KeyRange::make<Cfg::kBlockN>(group_m0, m1, tile.seqlen_q, tile.seqlen_k, params.window_left,
                                                  params.window_right);
         return tile;
     }
 
     // Rows start beyond the sequence: nothing to load, nothing to write.
-    __device__ __forceinline__ bool outside() const { return m0 >= seqlen_q; }
+    __device__ __forceinline__ bool outside() const { return group_m0 >= seqlen_q; }
 };
 
 template <class Cfg>
@@ -132,6 +167,7 @@ struct Sm90Smem {
     __device__ __forceinline__ uint32_t q(uint32_t stage) const { return base + stage * Cfg::kBytesQ; }
     __device__ __forceinline__ uint32_t k(uint32_t stage) const { return base + Cfg::kOffsetK + stage * Cfg::kBytesK; }
     __device__ __forceinline__ uint32_t v(uint32_t stage) const { return base + Cfg::kOffsetV + stage * Cfg::kBytesV; }
+    __device__ __forceinline__ uint32_t vt(uint32_t stage) const { return base + Cfg::kOffsetVt + stage * Cfg::kBytesVt; }
     __device__ __forceinline__ uint32_t bar(uint32_t i) const { return base + Cfg::kOffsetBarriers + 8 * i; }
     __device__ __forceinline__ uint32_t q_full(uint32_t stage) const { return bar(stage); }
     __device__ __forceinline__ uint32_t q_empty(uint32_t stage) const { return bar(Cfg::kQStages + stage); }
@@ -140,22 +176,25 @@ struct Sm90Smem {
     __device__ __forceinline__ uint32_t v_full(uint32_t stage) const { return kv_bar(2, stage); }
     __device__ __forceinline__ uint32_t v_empty(uint32_t stage) const { return kv_bar(3, stage); }
     __device__ __forceinline__ uint32_t v_raw(uint32_t stage) const { return kv_bar(4, stage); }
+    __device__ __forceinline__ uint32_t v_taken(uint32_t stage) const { return kv_bar(5, stage); }
     __device__ __forceinline__ uint32_t kv_bar(uint32_t kind, uint32_t stage) const {
         return bar(2 * Cfg::kQStages + kind * Cfg::kStages + stage);
     }
 
     __device__ __forceinline__ void init() const {
         constexpr uint32_t kReleases = 4 * Cfg::kConsumers;
+        constexpr uint32_t kShared = kReleases * Cfg::kCluster;
         for (int stage = 0; stage < Cfg::kQStages; ++stage) {
             ptx::mbarrier_init(q_full(stage), 1);
             ptx::mbarrier_init(q_empty(stage), kReleases);
         }
         for (int stage = 0; stage < Cfg::kStages; ++stage) {
             ptx::mbarrier_init(k_full(stage), 1);
-            ptx::mbarrier_init(k_empty(stage), kReleases);
-            ptx::mbarrier_init(v_full(stage), Cfg::kDeviceLengths ? 2 : 1);
-            ptx::mbarrier_init(v_empty(stage), kReleases);
+            ptx::mbarrier_init(k_empty(stage), kShared);
+            ptx::mbarrier_init(v_full(stage), Cfg::kFp8 ? kTransposeWarps : Cfg::kDeviceLengths ? 2 : 1);
+            ptx::mbarrier_init(v_empty(stage), kShared);
             ptx::mbarrier_init(v_raw(stage), 1);
+            ptx::mbarrier_init(v_taken(stage), kTransposeWarps);
         }
         ptx::fence_mbarrier_init();
     }

@@ -6,6 +6,7 @@
 
 #include "../tile/tensor_map.h"
 #include "flare.h"
+#include "forward_sm90.h"
 #include "fwd_sm90.cuh"
 
 namespace flare::attention {
@@ -20,20 +21,22 @@ inline int32_t clamp_window(int32_t bound) {
 // {span, rows, D / span, heads, batch}: one box lands a whole tile in the format of tile/smem_layout.cuh.
 template <class Cfg>
 bool make_map(CUtensorMap* map, const void* base, const Strides& stride, int64_t rows, int32_t head_dim, int32_t heads,
-              int32_t batch, uint32_t box_rows) {
-    constexpr CUtensorMapDataType type = std::is_same_v<typename Cfg::T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+              int32_t batch, uint32_t box_rows, int32_t box_chunks) {
+    constexpr CUtensorMapDataType type = Cfg::kFp8                                   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                         : std::is_same_v<typename Cfg::T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     const int64_t dims[5] = {Cfg::kSpan, rows, head_dim / Cfg::kSpan, heads, batch};
-    const int64_t strides[4] = {stride.row * 2, Cfg::kSpan * 2, stride.head * 2, stride.batch * 2};
-    const uint32_t box[5] = {Cfg::kSpan, box_rows, static_cast<uint32_t>(head_dim / Cfg::kSpan), 1, 1};
+    const int64_t strides[4] = {stride.row * Cfg::kElement, Cfg::kSpan * Cfg::kElement, stride.head * Cfg::kElement,
+                                stride.batch * Cfg::kElement};
+    const uint32_t box[5] = {Cfg::kSpan, box_rows, static_cast<uint32_t>(box_chunks), 1, 1};
     return tile::make_tensor_map(map, type, 5, base, dims, strides, box, Cfg::kSwizzle);
 }
 
 // Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, the longest tiles of all
 // heads first balances best, but reads the keys of all heads at a time. Where L2 doesn't hold those and fewer than four
 // blocks work on the same keys, memory would be the limit (tiles of 192 rows read less): two heads at a time, mirrored, if
-// that leaves no more than a tenth of the blocks idle in the last round.
-inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, bool causal) {
+// that leaves no more than a tenth of the blocks idle in the last round. `rows` of a tile, `workers` that take tiles.
+inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, int32_t workers, bool causal) {
     const int32_t num_m = (p.seqlen_q + rows - 1) / rows;
     const int32_t pairs = p.batch * p.heads_q;
     if (!causal) {
@@ -43,8 +46,8 @@ inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, bool caus
     const int64_t key_bytes = 2 * kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v);
     const bool memory_bound = rows < 192 && key_bytes > kKeysInL2 && 4 * kv_heads > p.sm_count;
     const int64_t twos = int64_t{num_m} * pairs / 2;
-    const int64_t rounds = (twos + p.sm_count - 1) / p.sm_count;
-    const bool mirrored = memory_bound && pairs % 2 == 0 && 10 * twos >= 9 * rounds * p.sm_count;
+    const int64_t rounds = (twos + workers - 1) / workers;
+    const bool mirrored = memory_bound && pairs % 2 == 0 && 10 * twos >= 9 * rounds * workers;
     return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, mirrored ? 2 : pairs, mirrored);
 }
 
@@ -71,18 +74,21 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     const void* k = rows_k > 0 ? s.k : s.q;
     const void* v = rows_k > 0 ? s.v : s.q;
     const int64_t map_rows_k = std::max<int64_t>(1, rows_k);
-    const bool mapped =
-        make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, packed_q ? 1 : s.batch, Cfg::kBlockM) &&
-        make_map<Cfg>(&args.map_k, k, s.k_stride, map_rows_k, s.head_dim, s.heads_kv, packed_k ? 1 : s.batch,
-                      Cfg::kBlockN) &&
-        make_map<Cfg>(&args.map_v, v, s.v_stride, map_rows_k, s.head_dim_v, s.heads_kv, packed_k ? 1 : s.batch,
-                      Cfg::kBlockN);
+    const int32_t batch_q = packed_q ? 1 : s.batch;
+    const int32_t batch_k = packed_k ? 1 : s.batch;
+    const bool mapped = make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, batch_q, Cfg::kBlockM,
+                                      s.head_dim / Cfg::kSpan) &&
+                        make_map<Cfg>(&args.map_k, k, s.k_stride, map_rows_k, s.head_dim, s.heads_kv, batch_k, Cfg::kBlockN,
+                                      Cfg::kChunksK) &&
+                        make_map<Cfg>(&args.map_v, v, s.v_stride, map_rows_k, s.head_dim_v, s.heads_kv, batch_k, Cfg::kBlockN,
+                                      Cfg::kChunksV);
     if (!mapped) {
         return FLARE_ERROR_LAUNCH;
     }
 
     const bool causal = s.window_right < s.seqlen_k && s.window_left >= s.seqlen_k - 1;
-    args.schedule = tile_order(s, Cfg::kBlockM, causal);
+    const int32_t workers = s.sm_count * Cfg::kBlocksPerSm / Cfg::kCluster;
+    args.schedule = tile_order(s, Cfg::kBlockM * Cfg::kCluster, workers, causal);
 
     const auto kernel = attention_fwd_sm90_kernel<Cfg>;
     // Per device and context, and cheap: set before every launch rather than remembered.
@@ -90,35 +96,58 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
         return FLARE_ERROR_LAUNCH;
     }
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(std::min(args.schedule.num_tiles, s.sm_count)));
+    config.gridDim = dim3(static_cast<unsigned>(std::min(args.schedule.num_tiles, workers) * Cfg::kCluster));
     config.blockDim = dim3(Cfg::kThreads);
     config.dynamicSmemBytes = Cfg::kSmemBytes;
     config.stream = stream;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = Cfg::kCluster;
+    cluster.val.clusterDim.y = 1;
+    cluster.val.clusterDim.z = 1;
+    config.attrs = &cluster;
+    config.numAttrs = Cfg::kCluster > 1 ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, args) == cudaSuccess ? FLARE_OK : FLARE_ERROR_LAUNCH;
 }
 
-// Picks the instance: what the plain kernel need not carry (softcap, ALiBi; lengths on the device) is compiled apart.
-template <typename T, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, int kStages, Sm90Schedule kSchedule>
+// Picks the instance: what the plain kernel need not carry (softcap, ALiBi; lengths on the device) is compiled apart, and not
+// at all for instances with several blocks an SM or a cluster, which selection gives plain parameters only.
+template <typename T, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, int kStages, Sm90Schedule kSchedule,
+          int kBlocksPerSm, int kCluster>
 int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
-    const bool extended = p.softcap > 0.0f || p.alibi_slopes != nullptr;
-    const bool device_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr ||
-                                p.seqused_k != nullptr;
-    if (extended) {
-        return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, true, true>>(p, stream);
+    if constexpr (kBlocksPerSm == 1 && kCluster == 1) {
+        if (p.softcap > 0.0f || p.alibi_slopes != nullptr) {
+            return launch_sm90<
+                Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, true, true>>(p, stream);
+        }
+        if (lengths_on_device(p)) {
+            return launch_sm90<
+                Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, false, true>>(p, stream);
+        }
     }
-    if (device_lengths) {
-        return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, false, true>>(p, stream);
+    return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, kBlocksPerSm, kCluster,
+                                  false, false>>(p, stream);
+}
+
+template <Sm90Elements kElements, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, int kStages,
+          Sm90Schedule kSchedule, int kBlocksPerSm, int kCluster>
+int32_t launch_sm90_elements(const FwdParams& p, cudaStream_t stream) {
+    if constexpr (kElements == Sm90Elements::kE4m3) {
+        return launch_sm90_features<__nv_fp8_e4m3, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, kBlocksPerSm,
+                                    kCluster>(p, stream);
+    } else if (p.dtype == DType::kBf16) {
+        return launch_sm90_features<__nv_bfloat16, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, kBlocksPerSm,
+                                    kCluster>(p, stream);
+    } else {
+        return launch_sm90_features<__half, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, kBlocksPerSm,
+                                    kCluster>(p, stream);
     }
-    return launch_sm90<Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, false, false>>(p, stream);
 }
 
 }  // namespace flare::attention
 
-#define FLARE_DEFINE_LAUNCH_SM90(id, d, dv, consumers, block_n, stages, schedule)                               \
-    int32_t launch_sm90_##id(const FwdParams& p, cudaStream_t stream) {                                        \
-        if (p.dtype == DType::kBf16) {                                                                         \
-            return launch_sm90_features<__nv_bfloat16, d, dv, consumers, block_n, stages, Sm90Schedule::schedule>( \
-                p, stream);                                                                                    \
-        }                                                                                                      \
-        return launch_sm90_features<__half, d, dv, consumers, block_n, stages, Sm90Schedule::schedule>(p, stream); \
+#define FLARE_DEFINE_LAUNCH_SM90(id, elements, d, dv, consumers, block_n, stages, schedule, blocks_per_sm, cluster)       \
+    int32_t launch_sm90_##id(const FwdParams& p, cudaStream_t stream) {                                                   \
+        return launch_sm90_elements<Sm90Elements::elements, d, dv, consumers, block_n, stages, Sm90Schedule::schedule,    \
+                                    blocks_per_sm, cluster>(p, stream);                                                   \
     }

@@ -14,6 +14,7 @@ inline constexpr int32_t kUnbounded = 1 << 29;
 struct KeyRange {
     int first_key;
     int num_blocks;
+    // For the rows that mask_edges was called with:
     int right_masked_from;  // blocks n >= this need the right mask (window_right, seqlen_k)
     int left_masked_until;  // blocks n < this need the left mask
 
@@ -28,11 +29,17 @@ struct KeyRange {
         const bool nothing = last_key <= range.first_key;
         range.first_key = nothing ? max(1, seqlen_k) : range.first_key;
         range.num_blocks = nothing ? 1 : (last_key - range.first_key + kBlockN - 1) / kBlockN;
-        const int full_end = min(seqlen_k, m0 + off + right + 1);  // exclusive end of what the first row sees
-        range.right_masked_from = max(0, full_end - range.first_key) / kBlockN;
-        const int full_begin = m1 - 1 + off - left;  // first key of the last row
-        range.left_masked_until = max(0, full_begin - range.first_key + kBlockN - 1) / kBlockN;
         return range;
+    }
+
+    // Which blocks need a mask for rows [m0, m1) of the tile's: a warpgroup's own rows need fewer than the tile's.
+    template <int kBlockN>
+    __device__ __forceinline__ void mask_edges(int m0, int m1, int seqlen_q, int seqlen_k, int left, int right) {
+        const int off = seqlen_k - seqlen_q;
+        const int full_end = min(seqlen_k, m0 + off + right + 1);  // exclusive end of what the first row sees
+        right_masked_from = max(0, full_end - first_key) / kBlockN;
+        const int full_begin = m1 - 1 + off - left;  // first key of the last row
+        left_masked_until = max(0, full_begin - first_key + kBlockN - 1) / kBlockN;
     }
 };
 

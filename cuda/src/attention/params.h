@@ -78,4 +78,8 @@ struct FwdParams {
     int32_t sm_count;  // of the device that runs the launch
 };
 
+inline bool lengths_on_device(const FwdParams& p) {
+    return p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr || p.seqused_k != nullptr;
+}
+
 }  // namespace flare::attention

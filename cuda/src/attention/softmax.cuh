@@ -11,7 +11,12 @@
 
 namespace flare::attention {
 
-struct Softmax {
+// kOffset: weights are 2^kOffset times what they are named, to use more of e4m3's range; sums likewise, so outputs are not.
+// kSlack: the maximum follows only when it has grown by more than kSlack binary orders; until then weights exceed 1, up to
+// 2^kSlack, which the final division undoes. The output then needs rescaling seldom.
+template <int kOffset, int kSlackQuarters>
+struct OnlineSoftmax {
+    static constexpr float kSlack = 0.25f * kSlackQuarters;
     float row_max[2];
     float row_sum[2];
 
@@ -34,10 +39,15 @@ struct Softmax {
                 even = fmaxf(even, s[i + 2 * r]);
                 odd = fmaxf(odd, s[i + 2 * r + 1]);
             }
-            const float new_max = tile::quad_max(fmaxf(even, odd));
+            float new_max = tile::quad_max(fmaxf(even, odd));
+            if constexpr (kSlackQuarters > 0) {
+                // Both -inf: NaN, which compares false.
+                new_max = (new_max - row_max[r]) * scale_log2 > kSlack ? new_max : row_max[r];
+            }
             // A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
             base[r] = new_max == -INFINITY ? 0.0f : new_max * scale_log2;
             alpha[r] = ptx::exp2_approx(row_max[r] * scale_log2 - base[r]);
+            base[r] -= kOffset;
             row_max[r] = new_max;
             row_sum[r] *= alpha[r];
         }
@@ -93,7 +103,8 @@ struct Softmax {
     // unit: natural score per unit of s. Returns the factor of o; lse in natural log. sink (natural units) joins the
     // denominator; pass -inf for none.
     __device__ __forceinline__ float finish(int r, float unit, float sink, float& lse) const {
-        return normaliser(row_max[r] * unit, tile::quad_sum(row_sum[r]), sink, lse);
+        constexpr float kUnoffset = 1.0f / (1 << kOffset);
+        return kUnoffset * normaliser(row_max[r] * unit, tile::quad_sum(row_sum[r]) * kUnoffset, sink, lse);
     }
 
     // From a row's maximum (natural units) and its sum of exp(score - maximum).
@@ -110,12 +121,23 @@ struct Softmax {
     }
 };
 
-// Weights to the 16-bit A operand of the second product: no shuffle, the accumulator layout is the operand layout.
+using Softmax = OnlineSoftmax<0, 0>;
+
+// Weights to the A operand of the second product, without a shuffle. 16-bit: the accumulator layout is the operand layout.
+// e4m3: position 4 t + b of an operand's 16 columns holds key 8 (b / 2) + 2 t + b % 2, which the transposed V repeats.
 template <typename T, int kCount>
-__device__ __forceinline__ void pack_weights(uint32_t (&p)[kCount / 2], const float (&s)[kCount]) {
+__device__ __forceinline__ void pack_weights(uint32_t (&p)[kCount * sizeof(T) / 4], const float (&s)[kCount]) {
+    if constexpr (sizeof(T) == 1) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-        p[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
+        for (int i = 0; i < kCount / 4; ++i) {  // two rows of each 16 keys
+            const int at = 8 * (i / 2) + 2 * (i % 2);
+            p[i] = ptx::pack4_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kCount / 2; ++i) {
+            p[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
+        }
     }
 }
 

@@ -63,10 +63,11 @@ struct TileSchedule {
 struct TileCursor {
     int turn = 0;
 
-    // This block's next tile, or -1 when there is none left.
+    // The next tile of this block, or of the cluster of kCluster blocks that it belongs to; -1 when there is none left.
+    template <int kCluster = 1>
     __device__ __forceinline__ int next(const TileSchedule& schedule) {
-        const int grid = static_cast<int>(gridDim.x);
-        const int cta = static_cast<int>(blockIdx.x);
+        const int grid = static_cast<int>(gridDim.x) / kCluster;
+        const int cta = static_cast<int>(blockIdx.x) / kCluster;
         const bool odd = (turn & 1) != 0;
         int tile;
         if (schedule.mirrored) {

@@ -81,4 +81,12 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
 #endif
 }
 
+// The same for a thread with time to spare. A try returns after some 12 cycles, so a loop of tries alone takes issue slots
+// (a seventh of all instructions of an attention kernel) and power from those who compute.
+__device__ __forceinline__ void mbarrier_wait_sleeping(uint32_t bar, uint32_t parity) {
+    while (!mbarrier_try_wait(bar, parity)) {
+        __nanosleep(100);
+    }
+}
+
 }  // namespace flare::ptx
