@@ -1,0 +1,137 @@
+// What the portable attention path decides from sizes and options alone, without a GPU: kernel, tiles, splits, workspace, and when
+// it's taken although the Hopper kernel could run.
+#include <cstdint>
+#include <cstdio>
+
+#include "attention/plan_sm80.h"
+
+namespace {
+
+using namespace flare::attention;
+
+int failures = 0;
+
+void check(bool ok, const char* what, int line) {
+    if (!ok) {
+        ++failures;
+        std::printf("FAIL line %d: %s\n", line, what);
+    }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+FwdParams dense(int32_t batch, int32_t seqlen_q, int32_t seqlen_k, int32_t heads_q, int32_t heads_kv, int32_t head_dim) {
+    FwdParams p{};
+    p.dtype = p.out_dtype = DType::kBf16;
+    p.batch = batch;
+    p.seqlen_q = seqlen_q;
+    p.seqlen_k = seqlen_k;
+    p.heads_q = heads_q;
+    p.heads_kv = heads_kv;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.window_left = p.window_right = -1;
+    p.scale = 0.125f;
+    p.sm_count = 132;
+    p.q_stride = p.o_stride = {int64_t{seqlen_q} * heads_q * head_dim, int64_t{heads_q} * head_dim, head_dim};
+    p.k_stride = p.v_stride = {int64_t{seqlen_k} * heads_kv * head_dim, int64_t{heads_kv} * head_dim, head_dim};
+    return p;
+}
+
+void test_kernels() {
+    const FwdParams prefill = dense(2, 1000, 1000, 8, 8, 128);
+    CHECK(plan_sm80(prefill).kernel == Sm80Kernel::kTile);
+    CHECK(plan_sm80(prefill).num_splits == 1);
+    for (int32_t d : {64, 96, 128, 192, 256}) {
+        CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, d)).kernel == Sm80Kernel::kTile);
+    }
+    CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, 80)).kernel == Sm80Kernel::kGeneral);
+    CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, 80)).head_dim == 128);
+    CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, 264)).kernel == Sm80Kernel::kFma);
+    CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, 77)).kernel == Sm80Kernel::kFma);
+
+    FwdParams p = prefill;
+    p.dtype = p.out_dtype = DType::kFp32;
+    CHECK(plan_sm80(p).kernel == Sm80Kernel::kFma);
+    p = prefill;
+    p.k_stride.row += 1;
+    CHECK(plan_sm80(p).kernel == Sm80Kernel::kFma);
+    p = prefill;
+    p.softcap = 30.0f;
+    CHECK(plan_sm80(p).kernel == Sm80Kernel::kGeneral);
+    p = prefill;
+    p.scale = -1.0f;
+    CHECK(plan_sm80(p).kernel == Sm80Kernel::kGeneral);
+    p = prefill;
+    p.out_dtype = DType::kFp32;
+    CHECK(plan_sm80(p).kernel == Sm80Kernel::kGeneral);
+    p = prefill;
+    p.num_splits = 3;
+    CHECK(plan_sm80(p).kernel == Sm80Kernel::kGeneral && plan_sm80(p).num_splits == 3);
+
+    // Rows of a group: 16 and fewer decode, up to 64 share a tile.
+    CHECK(plan_sm80(dense(1, 2, 4096, 32, 4, 128)).kernel == Sm80Kernel::kDecode);
+    CHECK(plan_sm80(dense(1, 3, 4096, 32, 4, 128)).kernel == Sm80Kernel::kGeneral);
+    CHECK(plan_sm80(dense(1, 3, 4096, 32, 4, 128)).group == 8);
+    CHECK(plan_sm80(dense(1, 8, 4096, 32, 4, 128)).num_m == 1);
+    CHECK(plan_sm80(dense(1, 9, 4096, 32, 4, 128)).kernel == Sm80Kernel::kTile);
+    CHECK(plan_sm80(dense(1, 0, 4096, 32, 4, 128)).num_m == 0);
+}
+
+void test_splits() {
+    // Few blocks: splits fill the device; many: none, or few.
+    CHECK(plan_sm80(dense(1, 1, 131072, 32, 8, 128)).num_splits >= 16);
+    CHECK(plan_sm80(dense(1, 1, 256, 32, 8, 128)).num_splits == 1);
+    CHECK(plan_sm80(dense(512, 1, 8192, 32, 8, 128)).num_splits <= 4);
+    FwdParams window = dense(1, 1, 131072, 32, 8, 128);
+    window.window_left = 255;
+    window.window_right = 0;
+    CHECK(plan_sm80(window).num_splits == 1);
+
+    // A deterministic result depends on nothing but its own keys: splits of one size.
+    for (int32_t batch : {1, 7, 64}) {
+        FwdParams p = dense(batch, 1, 10000, 32, 8, 128);
+        p.deterministic = 1;
+        CHECK(plan_sm80(p).split_keys == kDeterministicSplit);
+        CHECK(plan_sm80(p).num_splits == 5);
+    }
+    FwdParams forced = dense(1, 1, 10000, 32, 8, 128);
+    forced.num_splits = 1;
+    CHECK(plan_sm80(forced).num_splits == 1 && sm80_workspace(forced) == 0);
+}
+
+void test_workspace() {
+    CHECK(sm80_workspace(dense(8, 4096, 4096, 32, 8, 128)) == 0);
+    uint64_t largest = 0;
+    for (int32_t batch = 1; batch <= 300; ++batch) {
+        FwdParams p = dense(batch, 1, 9000, 32, 8, 128);
+        const Sm80Plan plan = plan_sm80(p);
+        const uint64_t rows = uint64_t{32} * static_cast<uint64_t>(batch);
+        const uint64_t used = plan.num_splits > 1 ? rows * static_cast<uint64_t>(plan.num_splits) * (128 + 1) * 4 : 0;
+        CHECK(sm80_workspace(p) >= used);
+        CHECK(sm80_workspace(p) >= largest);  // what serves a batch serves smaller ones
+        largest = sm80_workspace(p);
+        p.num_splits = 7;
+        CHECK(sm80_workspace(p) >= rows * 7 * (128 + 1) * 4);
+        p.num_splits = 0;
+        p.deterministic = 1;
+        CHECK(sm80_workspace(p) >= rows * 5 * (128 + 1) * 4);
+    }
+}
+
+void test_choice_on_hopper() {
+    CHECK(sm80_is_faster(dense(64, 1, 8192, 32, 8, 128)));
+    CHECK(sm80_is_faster(dense(1, 1, 100, 32, 32, 64)));
+    CHECK(sm80_is_faster(dense(1, 5, 8192, 32, 8, 128)));
+    CHECK(!sm80_is_faster(dense(1, 64, 8192, 32, 8, 128)));
+    CHECK(!sm80_is_faster(dense(4, 4096, 4096, 16, 16, 128)));
+}
+
+}  // namespace
+
+int main() {
+    test_kernels();
+    test_splits();
+    test_workspace();
+    test_choice_on_hopper();
+    std::printf("attention_plan_test: %d failures\n", failures);
+    return failures != 0;
+}
