@@ -1,5 +1,5 @@
-// What the portable attention path decides from sizes and options alone, without a GPU: kernel, tiles, splits, workspace, and when
-// it's taken although the Hopper kernel could run.
+// What the portable attention path decides from sizes and options alone, without a GPU: kernel, tiles, splits, workspace, and
+// when it's taken although the Hopper kernel could run.
 #include <cstdint>
 #include <cstdio>
 

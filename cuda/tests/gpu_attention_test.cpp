@@ -1,7 +1,7 @@
-// Attention and the merge of partial results on CUDA against the CPU backend, through flare.h: every kernel by name, every option,
-// outputs poisoned first, unused memory filled with NaN, errors held to the bounds of the golden vectors. Without arguments the
-// whole grid; "small" a short one for compute-sanitizer; "random SECONDS SEED" random cases. Ends with status 77 (skipped) where there
-// is no usable GPU.
+// Attention and the merge of partial results on CUDA against the CPU backend, through flare.h: every kernel by name, every
+// option, outputs poisoned first, unused memory filled with NaN, errors held to the bounds of the golden vectors. Without
+// arguments the whole grid; "small" a short one for compute-sanitizer; "random SECONDS SEED" random cases. Ends with status 77
+// (skipped) where there is no usable GPU.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -26,12 +26,23 @@ int failures = 0;
 int cases = 0;
 std::mt19937_64 random_bits(0x5EED);
 
+// Standard normal values, drawn from a table: a test makes hundreds of millions.
 double normal() {
-    static std::normal_distribution<double> distribution;
-    return distribution(random_bits);
+    static const std::vector<double> table = [] {
+        std::mt19937_64 bits(7);
+        std::normal_distribution<double> distribution;
+        std::vector<double> values(1 << 18);
+        for (double& x : values) {
+            x = distribution(bits);
+        }
+        return values;
+    }();
+    return table[random_bits() >> 46];
 }
 
-int64_t pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_bits); }
+int64_t pick(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
+}
 
 void check_cuda(cudaError_t error, const char* what) {
     if (error != cudaSuccess) {
@@ -190,14 +201,15 @@ struct Case {
 
 std::string describe(const Case& c) {
     char text[512];
-    std::snprintf(text, sizeof(text), "%s%s B%d Sq%d Sk%d H%d/%d D%d/%d m%d(%d,%d) cap%g%s%s scale%g page%d%s%s%s%s%s%s pad%d s%d%s k%d",
-                  name_of(c.dtype), c.out_dtype ? (std::string(">") + name_of(c.out_dtype)).c_str() : "", static_cast<int>(c.batch),
-                  static_cast<int>(c.sq), static_cast<int>(c.sk), static_cast<int>(c.heads), static_cast<int>(c.heads_kv),
-                  static_cast<int>(c.d), static_cast<int>(c.dv), c.mask, static_cast<int>(c.left), static_cast<int>(c.right),
-                  static_cast<double>(c.softcap), c.alibi ? " alibi" : "", c.sink ? " sink" : "",
-                  static_cast<double>(c.scaled ? c.scale : -99), static_cast<int>(c.page), c.packed_q ? " packq" : "",
-                  c.packed_k ? " packk" : "", c.used_q ? " usedq" : "", c.used_k ? " usedk" : "", c.index64 ? " i64" : "",
-                  c.heads_first ? " bhnd" : "", static_cast<int>(c.row_padding), c.splits, c.deterministic ? " det" : "", c.kernel);
+    std::snprintf(
+        text, sizeof(text), "%s%s B%d Sq%d Sk%d H%d/%d D%d/%d m%d(%d,%d) cap%g%s%s scale%g page%d%s%s%s%s%s%s pad%d s%d%s k%d",
+        name_of(c.dtype), c.out_dtype ? (std::string(">") + name_of(c.out_dtype)).c_str() : "", static_cast<int>(c.batch),
+        static_cast<int>(c.sq), static_cast<int>(c.sk), static_cast<int>(c.heads), static_cast<int>(c.heads_kv),
+        static_cast<int>(c.d), static_cast<int>(c.dv), c.mask, static_cast<int>(c.left), static_cast<int>(c.right),
+        static_cast<double>(c.softcap), c.alibi ? " alibi" : "", c.sink ? " sink" : "",
+        static_cast<double>(c.scaled ? c.scale : -99), static_cast<int>(c.page), c.packed_q ? " packq" : "",
+        c.packed_k ? " packk" : "", c.used_q ? " usedq" : "", c.used_k ? " usedk" : "", c.index64 ? " i64" : "",
+        c.heads_first ? " bhnd" : "", static_cast<int>(c.row_padding), c.splits, c.deterministic ? " det" : "", c.kernel);
     return text;
 }
 
@@ -255,7 +267,8 @@ void test(const Case& c) {
         len_q.push_back(c.packed_q ? std::max<int64_t>(0, c.sq - 3 * b) : c.sq);
         len_k.push_back(c.packed_k ? (b % 3 == 2 ? 0 : std::max<int64_t>(0, c.sk - 5 * b)) : c.sk);
         used_q.push_back(c.used_q ? std::max<int64_t>(0, len_q.back() - b % 2) : len_q.back());
-        used_k.push_back(c.used_k || paged ? std::max<int64_t>(0, len_k.back() - (b % 3 == 1 ? len_k.back() / 2 : b)) : len_k.back());
+        used_k.push_back(c.used_k || paged ? std::max<int64_t>(0, len_k.back() - (b % 3 == 1 ? len_k.back() / 2 : b))
+                                           : len_k.back());
         begin_q.push_back(begin_q.back() + len_q.back());
         begin_k.push_back(begin_k.back() + len_k.back());
     }
@@ -272,13 +285,17 @@ void test(const Case& c) {
     const int64_t lse_b = c.heads * rows_q;
     Tensor lse(FLARE_FP32, std::max<int64_t>(1, batch_q * lse_b));
     Tensor slopes(FLARE_FP32, c.batch * c.heads), sinks(FLARE_FP32, c.heads);
-    Tensor scales_q(FLARE_FP32, c.batch * c.heads_kv), scales_k(FLARE_FP32, c.batch * c.heads_kv), scales_v(FLARE_FP32, c.batch * c.heads_kv);
+    Tensor scales_q(FLARE_FP32, c.batch * c.heads_kv), scales_k(FLARE_FP32, c.batch * c.heads_kv),
+        scales_v(FLARE_FP32, c.batch * c.heads_kv);
     Tensor cu_q(index_type, c.batch + 1), cu_k(index_type, c.batch + 1), in_use_q(index_type, c.batch + 1),
         in_use_k(index_type, c.batch + 1), table(index_type, std::max<int64_t>(1, c.batch * pages_each));
     for (int64_t b = 0; b < c.batch; ++b) {
         for (int64_t h = 0; h < c.heads; ++h) {
             for (int64_t i = 0; i < used_q[b]; ++i) {
-                fill_row(q, (c.packed_q ? (begin_q[b] + i) * at_q.stride_s : b * at_q.stride_b + i * at_q.stride_s) + h * at_q.stride_h, c.d);
+                fill_row(
+                    q,
+                    (c.packed_q ? (begin_q[b] + i) * at_q.stride_s : b * at_q.stride_b + i * at_q.stride_s) + h * at_q.stride_h,
+                    c.d);
             }
         }
         for (int64_t page = 0; page < pages_each; ++page) {
@@ -311,7 +328,8 @@ void test(const Case& c) {
         scales_k.set(i, static_cast<float>(1.0 + 0.2 * normal()));
         scales_v.set(i, static_cast<float>(1.0 + 0.2 * normal()));
     }
-    for (Tensor* x : {&q, &k, &v, &out, &lse, &slopes, &sinks, &scales_q, &scales_k, &scales_v, &cu_q, &cu_k, &in_use_q, &in_use_k, &table}) {
+    for (Tensor* x : {&q, &k, &v, &out, &lse, &slopes, &sinks, &scales_q, &scales_k, &scales_v, &cu_q, &cu_k, &in_use_q,
+                      &in_use_k, &table}) {
         x->upload();
     }
 
@@ -429,7 +447,8 @@ void test(const Case& c) {
         fail_case(what, kernel, "two runs differ");
     } else if (!(error.relative <= out_bound(c)) || !(error_lse.worst <= lse_bound(c))) {
         char why[128];
-        std::snprintf(why, sizeof(why), "out %.2e > %.1e or lse %.2e > %.1e", error.relative, out_bound(c), error_lse.worst, lse_bound(c));
+        std::snprintf(why, sizeof(why), "out %.2e > %.1e or lse %.2e > %.1e", error.relative, out_bound(c), error_lse.worst,
+                      lse_bound(c));
         fail_case(what, kernel, why);
     } else {
         std::printf("ok   %-34s %.1e %.1e  %s\n", kernel, error.relative, error_lse.worst, what.c_str());
@@ -439,7 +458,8 @@ void test(const Case& c) {
 void test_merge(int32_t dtype, int32_t out_dtype, int64_t partials, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
     ++cases;
     const int64_t rows = batch * seqlen * heads;
-    Tensor parts(dtype, partials * rows * dim), lses(FLARE_FP32, partials * rows), out(out_dtype, rows * dim), lse(FLARE_FP32, rows);
+    Tensor parts(dtype, partials * rows * dim), lses(FLARE_FP32, partials * rows), out(out_dtype, rows * dim),
+        lse(FLARE_FP32, rows);
     for (int64_t i = 0; i < partials * rows; ++i) {
         const bool empty = pick(0, 4) == 0;
         lses.set(i, empty ? -INFINITY : static_cast<float>(3.0 * normal()));
@@ -479,8 +499,9 @@ void test_merge(int32_t dtype, int32_t out_dtype, int64_t partials, int64_t batc
     m.partial_lse_stride_p = rows;
     char kernel[128] = "cpu";
     char what[160];
-    std::snprintf(what, sizeof(what), "merge %s>%s P%d B%d S%d H%d D%d", name_of(dtype), name_of(out_dtype), static_cast<int>(partials),
-                  static_cast<int>(batch), static_cast<int>(seqlen), static_cast<int>(heads), static_cast<int>(dim));
+    std::snprintf(what, sizeof(what), "merge %s>%s P%d B%d S%d H%d D%d", name_of(dtype), name_of(out_dtype),
+                  static_cast<int>(partials), static_cast<int>(batch), static_cast<int>(seqlen), static_cast<int>(heads),
+                  static_cast<int>(dim));
     for (const int32_t device : {-1, 0}) {
         m.device = device;
         m.partial_out = parts.on(device);
@@ -556,31 +577,89 @@ void test_masks(Case c) {
 
 void test_options(const Case& c) {
     test(with(c, [](Case& x) { x.softcap = 5.0f; }));
-    test(with(c, [](Case& x) { x.softcap = 50.0f; x.scaled = true; x.scale = -0.1f; }));
+    test(with(c, [](Case& x) {
+        x.softcap = 50.0f;
+        x.scaled = true;
+        x.scale = -0.1f;
+    }));
     test(with(c, [](Case& x) { x.alibi = true; }));
     test(with(c, [](Case& x) { x.sink = true; }));
-    test(with(c, [](Case& x) { x.sink = x.alibi = true; x.softcap = 3.0f; x.mask = FLARE_MASK_WINDOW; x.left = 40; x.right = 3; }));
-    test(with(c, [](Case& x) { x.scaled = true; x.scale = -0.3f; }));
-    test(with(c, [](Case& x) { x.scaled = true; x.scale = 0.0f; }));
+    test(with(c, [](Case& x) {
+        x.sink = x.alibi = true;
+        x.softcap = 3.0f;
+        x.mask = FLARE_MASK_WINDOW;
+        x.left = 40;
+        x.right = 3;
+    }));
+    test(with(c, [](Case& x) {
+        x.scaled = true;
+        x.scale = -0.3f;
+    }));
+    test(with(c, [](Case& x) {
+        x.scaled = true;
+        x.scale = 0.0f;
+    }));
     test(with(c, [](Case& x) { x.lse = false; }));
     test(with(c, [](Case& x) { x.heads_first = true; }));
     test(with(c, [](Case& x) { x.row_padding = 8; }));
-    test(with(c, [](Case& x) { x.packed_q = x.packed_k = true; x.batch = 4; }));
-    test(with(c, [](Case& x) { x.packed_q = x.packed_k = x.used_q = x.used_k = true; x.batch = 4; x.index64 = true; }));
-    test(with(c, [](Case& x) { x.used_q = x.used_k = true; x.mask = FLARE_MASK_NONE; }));
-    test(with(c, [](Case& x) { x.packed_q = true; x.used_k = true; x.sink = true; }));
+    test(with(c, [](Case& x) {
+        x.packed_q = x.packed_k = true;
+        x.batch = 4;
+    }));
+    test(with(c, [](Case& x) {
+        x.packed_q = x.packed_k = x.used_q = x.used_k = true;
+        x.batch = 4;
+        x.index64 = true;
+    }));
+    test(with(c, [](Case& x) {
+        x.used_q = x.used_k = true;
+        x.mask = FLARE_MASK_NONE;
+    }));
+    test(with(c, [](Case& x) {
+        x.packed_q = true;
+        x.used_k = true;
+        x.sink = true;
+    }));
     for (const int64_t page : {1, 16, 17, 64, 128}) {
-        test(with(c, [=](Case& x) { x.page = page; x.index64 = page == 17; }));
+        test(with(c, [=](Case& x) {
+            x.page = page;
+            x.index64 = page == 17;
+        }));
     }
-    test(with(c, [](Case& x) { x.page = 16; x.packed_q = true; x.mask = FLARE_MASK_WINDOW; x.left = 50; x.batch = 3; }));
+    test(with(c, [](Case& x) {
+        x.page = 16;
+        x.packed_q = true;
+        x.mask = FLARE_MASK_WINDOW;
+        x.left = 50;
+        x.batch = 3;
+    }));
     for (const int32_t splits : {2, 5, 64}) {
-        test(with(c, [=](Case& x) { x.splits = splits; x.sink = splits == 5; }));
+        test(with(c, [=](Case& x) {
+            x.splits = splits;
+            x.sink = splits == 5;
+        }));
     }
-    test(with(c, [](Case& x) { x.splits = 3; x.packed_q = x.packed_k = true; x.batch = 4; x.used_q = true; }));
-    test(with(c, [](Case& x) { x.splits = 3; x.page = 16; x.mask = FLARE_MASK_WINDOW; x.left = 200; }));
-    test(with(c, [](Case& x) { x.deterministic = 1; x.sk = 5000; }));
+    test(with(c, [](Case& x) {
+        x.splits = 3;
+        x.packed_q = x.packed_k = true;
+        x.batch = 4;
+        x.used_q = true;
+    }));
+    test(with(c, [](Case& x) {
+        x.splits = 3;
+        x.page = 16;
+        x.mask = FLARE_MASK_WINDOW;
+        x.left = 200;
+    }));
+    test(with(c, [](Case& x) {
+        x.deterministic = 1;
+        x.sk = 5000;
+    }));
     test(with(c, [](Case& x) { x.heads = x.heads_kv = 3; }));
-    test(with(c, [](Case& x) { x.heads = 6; x.heads_kv = 1; }));
+    test(with(c, [](Case& x) {
+        x.heads = 6;
+        x.heads_kv = 1;
+    }));
     for (const int32_t out : {FLARE_FP32, FLARE_FP16, FLARE_BF16}) {
         test(with(c, [=](Case& x) { x.out_dtype = out; }));
     }
@@ -594,49 +673,109 @@ void test_grid() {
             c.expect = "attention_sm80_d";
             test_masks(c);
             for (const int64_t n : {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257}) {
-                test(with(c, [=](Case& x) { x.sq = x.sk = n; x.expect = "attention_sm80"; x.heads_kv = 4; }));
+                test(with(c, [=](Case& x) {
+                    x.sq = x.sk = n;
+                    x.expect = "attention_sm80";
+                    x.heads_kv = 4;
+                }));
             }
         }
         for (const int64_t d : {64, 128, 256}) {
             test_options(with(prefill(dtype, d, d), [](Case& x) { x.expect = "attention_sm80"; }));
             test_options(decode(dtype, d));
             test_masks(with(decode(dtype, d), [](Case& x) { x.expect = "attention_sm80"; }));
-            test(with(decode(dtype, d), [](Case& x) { x.sk = 20000; x.batch = 1; }));
-            test(with(decode(dtype, d), [](Case& x) { x.sq = 4; x.mask = FLARE_MASK_CAUSAL; }));
+            test(with(decode(dtype, d), [](Case& x) {
+                x.sk = 20000;
+                x.batch = 1;
+            }));
+            test(with(decode(dtype, d), [](Case& x) {
+                x.sq = 4;
+                x.mask = FLARE_MASK_CAUSAL;
+            }));
             // 17..64 rows of a group: one tile of the general kernel, split.
-            const Case few = with(decode(dtype, d), [](Case& x) { x.sq = 7; x.sk = 1500; x.expect = "attention_sm80_general"; });
+            const Case few = with(decode(dtype, d), [](Case& x) {
+                x.sq = 7;
+                x.sk = 1500;
+                x.expect = "attention_sm80_general";
+            });
             test(few);
             test_options(with(few, [](Case& x) { x.expect = "attention_sm80"; }));
         }
         for (int64_t d = 8; d <= 512; d += d < 72 ? 8 : 56) {
-            test(with(prefill(dtype, d, d), [](Case& x) { x.batch = 1; x.sq = 70; x.sk = 90; }));
-            test(with(prefill(dtype, d, 520 - d), [](Case& x) { x.batch = 1; x.sq = 70; x.sk = 90; }));
-            test(with(prefill(dtype, d, d), [](Case& x) { x.batch = 1; x.sq = 1; x.sk = 90; x.page = 16; }));
+            test(with(prefill(dtype, d, d), [](Case& x) {
+                x.batch = 1;
+                x.sq = 70;
+                x.sk = 90;
+            }));
+            test(with(prefill(dtype, d, 520 - d), [](Case& x) {
+                x.batch = 1;
+                x.sq = 70;
+                x.sk = 90;
+            }));
+            test(with(prefill(dtype, d, d), [](Case& x) {
+                x.batch = 1;
+                x.sq = 1;
+                x.sk = 90;
+                x.page = 16;
+            }));
         }
-        test(with(prefill(dtype, 128, 128), [](Case& x) { x.row_padding = 3; x.expect = "attention_sm80_fma"; }));
+        test(with(prefill(dtype, 128, 128), [](Case& x) {
+            x.row_padding = 3;
+            x.expect = "attention_sm80_fma";
+        }));
         test(with(prefill(dtype, 77, 33), [](Case& x) { x.expect = "attention_sm80_fma"; }));
     }
     for (const int32_t dtype : {FLARE_FP32, FLARE_FP8_E4M3}) {
         for (const int64_t d : {64, 100, 128, 256, 512}) {
-            Case c = with(prefill(dtype, d, d), [=](Case& x) { x.sq = 70; x.sk = 140; x.descales = dtype == FLARE_FP8_E4M3; });
+            Case c = with(prefill(dtype, d, d), [=](Case& x) {
+                x.sq = 70;
+                x.sk = 140;
+                x.descales = dtype == FLARE_FP8_E4M3;
+            });
             test_masks(c);
             if (d == 64 || d == 256) {
                 test_options(c);
                 test_options(with(decode(dtype, d), [](Case& x) { x.expect = "attention_sm80"; }));
             }
         }
-        test(with(prefill(dtype, 128, 128), [](Case& x) { x.kernel = FLARE_KERNEL_AUTO; x.expect = "attention_sm80"; }));
+        test(with(prefill(dtype, 128, 128), [](Case& x) {
+            x.kernel = FLARE_KERNEL_AUTO;
+            x.expect = "attention_sm80";
+        }));
     }
     // Automatic choice on Hopper: its own kernel, or a portable one for what that refuses or does slower.
     const Case automatic = with(prefill(FLARE_BF16, 128, 128), [](Case& x) { x.kernel = FLARE_KERNEL_AUTO; });
     test(with(automatic, [](Case& x) { x.expect = "attention_sm90_d128"; }));
-    test(with(automatic, [](Case& x) { x.page = 16; x.expect = "attention_sm80_general_d128"; }));
-    test(with(automatic, [](Case& x) { x.splits = 3; x.expect = "attention_sm80_general_d128"; }));
-    test(with(automatic, [](Case& x) { x.scaled = true; x.scale = -1.0f; x.expect = "attention_sm80_general_d128"; }));
-    test(with(automatic, [](Case& x) { x.packed_q = x.index64 = true; x.expect = "attention_sm80_general_d128"; }));
-    test(with(automatic, [](Case& x) { x.d = x.dv = 80; x.expect = "attention_sm80_general_d128"; }));
-    test(with(automatic, [](Case& x) { x.sq = 1; x.expect = "attention_sm80_decode_d128"; }));
-    test(with(automatic, [](Case& x) { x.sq = 20; x.sk = 6000; x.expect = "attention_sm80_general_d128"; }));
+    test(with(automatic, [](Case& x) {
+        x.page = 16;
+        x.expect = "attention_sm80_general_d128";
+    }));
+    test(with(automatic, [](Case& x) {
+        x.splits = 3;
+        x.expect = "attention_sm80_general_d128";
+    }));
+    test(with(automatic, [](Case& x) {
+        x.scaled = true;
+        x.scale = -1.0f;
+        x.expect = "attention_sm80_general_d128";
+    }));
+    test(with(automatic, [](Case& x) {
+        x.packed_q = x.index64 = true;
+        x.expect = "attention_sm80_general_d128";
+    }));
+    test(with(automatic, [](Case& x) {
+        x.d = x.dv = 80;
+        x.expect = "attention_sm80_general_d128";
+    }));
+    test(with(automatic, [](Case& x) {
+        x.sq = 1;
+        x.expect = "attention_sm80_decode_d128";
+    }));
+    test(with(automatic, [](Case& x) {
+        x.sq = 20;
+        x.sk = 6000;
+        x.expect = "attention_sm80_general_d128";
+    }));
     for (const int32_t dtype : {FLARE_FP32, FLARE_FP16, FLARE_BF16}) {
         for (const int32_t out : {FLARE_FP32, FLARE_FP16, FLARE_BF16}) {
             test_merge(dtype, out, 3, 2, 5, 3, 128);
@@ -650,12 +789,36 @@ void test_grid() {
 
 void test_small() {
     for (const int64_t d : {64, 96, 128, 192, 256}) {
-        test(with(prefill(FLARE_BF16, d, d), [](Case& x) { x.batch = 1; x.sq = 150; x.heads = x.heads_kv = 1; x.packed_k = x.packed_q = true; }));
-        test(with(prefill(FLARE_FP16, d, d), [](Case& x) { x.batch = 1; x.sq = 70; x.page = 16; x.softcap = 5; x.alibi = true; x.splits = 2; }));
-        test(with(decode(FLARE_BF16, d), [](Case& x) { x.batch = 2; x.page = 16; x.sink = true; }));
+        test(with(prefill(FLARE_BF16, d, d), [](Case& x) {
+            x.batch = 1;
+            x.sq = 150;
+            x.heads = x.heads_kv = 1;
+            x.packed_k = x.packed_q = true;
+        }));
+        test(with(prefill(FLARE_FP16, d, d), [](Case& x) {
+            x.batch = 1;
+            x.sq = 70;
+            x.page = 16;
+            x.softcap = 5;
+            x.alibi = true;
+            x.splits = 2;
+        }));
+        test(with(decode(FLARE_BF16, d), [](Case& x) {
+            x.batch = 2;
+            x.page = 16;
+            x.sink = true;
+        }));
     }
-    test(with(prefill(FLARE_FP32, 72, 72), [](Case& x) { x.batch = 1; x.sq = 70; x.splits = 2; }));
-    test(with(prefill(FLARE_FP8_E4M3, 128, 256), [](Case& x) { x.batch = 1; x.sq = 70; x.descales = true; }));
+    test(with(prefill(FLARE_FP32, 72, 72), [](Case& x) {
+        x.batch = 1;
+        x.sq = 70;
+        x.splits = 2;
+    }));
+    test(with(prefill(FLARE_FP8_E4M3, 128, 256), [](Case& x) {
+        x.batch = 1;
+        x.sq = 70;
+        x.descales = true;
+    }));
     test_merge(FLARE_FP16, FLARE_FP32, 3, 2, 5, 3, 77);
 }
 

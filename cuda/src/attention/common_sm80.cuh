@@ -1,7 +1,7 @@
 // What the portable attention kernels share: arguments, the tile a block works on, where keys lie, score transforms.
 //
-// Rows of a tile: with `group` = 1 the tokens of one query head; otherwise the tokens times the query heads of one K/V head, the
-// head being the fast index, so that few tokens still fill a tile.
+// Rows of a tile: with `group` = 1 the tokens of one query head; otherwise the tokens times the query heads of one K/V head,
+// the head being the fast index, so that few tokens still fill a tile.
 #pragma once
 
 #include <cmath>
@@ -25,21 +25,21 @@ struct KeyLayout {
 };
 
 struct Sm80Args {
-    FwdParams params;            // window bounds clamped to kUnbounded
-    pipe::FastDivisor num_m;     // tiles are numbered [batch][head][split][m], m from the last to the first
+    FwdParams params;         // window bounds clamped to kUnbounded
+    pipe::FastDivisor num_m;  // tiles are numbered [batch][head][split][m], m from the last to the first
     pipe::FastDivisor splits;
-    pipe::FastDivisor heads;     // heads_q / group
-    pipe::FastDivisor group;     // query heads that share a tile
+    pipe::FastDivisor heads;                // heads_q / group
+    pipe::FastDivisor group;                // query heads that share a tile
     pipe::FastDivisor heads_per_tile_head;  // K/V head of a tile: its head number divided by this
     pipe::FastDivisor page_size;
     KeyLayout k;
     KeyLayout v;
-    float unit;        // see ScoreRule: what it is without descales
+    float unit;  // see ScoreRule: what it is without descales
     float scale_log2;
     int32_t split_keys;
-    int32_t rows;                // tokens of the longest sequence: rows of a partial result
-    float* partial_out;          // [splits, B, rows, Hq, Dv]; null when not split
-    float* partial_lse;          // [splits, B, rows, Hq]
+    int32_t rows;        // tokens of the longest sequence: rows of a partial result
+    float* partial_out;  // [splits, B, rows, Hq, Dv]; null when not split
+    float* partial_lse;  // [splits, B, rows, Hq]
 };
 
 __device__ __forceinline__ int64_t read_index(const int32_t* array, int64_t i, int32_t index64) {
@@ -58,13 +58,13 @@ struct Sm80Tile {
     int seqlen_k;
     int64_t q_row;  // of the sequence's first token in packed tensors, else 0
     int64_t k_row;
-    int q_batch;    // 0 for packed tensors
+    int q_batch;  // 0 for packed tensors
     int k_batch;
     int first_key;
-    int last_key;            // exclusive; keys from here on are never read
-    int num_blocks;          // of kBlockN keys
-    int right_masked_from;   // blocks n >= this are cut by the mask on the right or the end
-    int left_masked_until;   // blocks n < this are cut by the mask on the left
+    int last_key;           // exclusive; keys from here on are never read
+    int num_blocks;         // of kBlockN keys
+    int right_masked_from;  // blocks n >= this are cut by the mask on the right or the end
+    int left_masked_until;  // blocks n < this are cut by the mask on the left
 
     template <int kBlockM, int kBlockN>
     static __device__ __forceinline__ Sm80Tile make(const Sm80Args& args, int index) {
@@ -119,7 +119,8 @@ struct Sm80Tile {
         return t;
     }
 
-    // What a loop over blocks needs, into uniform registers: the compiler doesn't know that lengths read from memory are uniform.
+    // What a loop over blocks needs, into uniform registers: the compiler doesn't know that lengths read from memory are
+    // uniform.
     __device__ __forceinline__ void make_uniform() {
         first_key = ptx::uniform(first_key);
         last_key = ptx::uniform(last_key);
@@ -233,8 +234,8 @@ struct OutputRow {
             row.out = row.lse * p.head_dim_v;
         } else {
             row.out = tile.q_batch * p.o_stride.batch + (tile.q_row + token) * p.o_stride.row + query_head * p.o_stride.head;
-            row.lse = tile.q_batch * p.lse_stride.batch + (tile.q_row + token) * p.lse_stride.row +
-                      query_head * p.lse_stride.head;
+            row.lse =
+                tile.q_batch * p.lse_stride.batch + (tile.q_row + token) * p.lse_stride.row + query_head * p.lse_stride.head;
         }
         return row;
     }

@@ -1,13 +1,13 @@
-// Attention of at most 16 query rows of a K/V head (the tokens times the heads of its group) against a long run of keys: made to
-// read K and V as fast as memory gives them.
+// Attention of at most 16 query rows of a K/V head (the tokens times the heads of its group) against a long run of keys: made
+// to read K and V as fast as memory gives them.
 //
-// Each warp has its own ring of kStages chunks of 16 keys, filled by its own cp.async and waited for by itself alone: no barrier of
-// the block until the end. A chunk is two products: S (16 x 16) = Q K^T with Q in registers, O (16 x Dv) += P V. At the end the
-// warps' (m, l, O) are merged through shared memory.
+// Each warp has its own ring of kStages chunks of 16 keys, filled by its own cp.async and waited for by itself alone: no
+// barrier of the block until the end. A chunk is two products: S (16 x 16) = Q K^T with Q in registers, O (16 x Dv) += P V. At
+// the end the warps' (m, l, O) are merged through shared memory.
 //
-// Shared memory (bytes): per warp kStages * 16 * (D + Dv) * 2, tiles in the format of tile/smem_layout.cuh; at the end O of each
-// warp, fp32 [16][Dv], takes the ring's place. Behind the rings m and l of each warp and row; with D = 256, where registers are
-// short, then the fragments of Q, [D / 16][lane] of 16 bytes.
+// Shared memory (bytes): per warp kStages * 16 * (D + Dv) * 2, tiles in the format of tile/smem_layout.cuh; at the end O of
+// each warp, fp32 [16][Dv], takes the ring's place. Behind the rings m and l of each warp and row; with D = 256, where
+// registers are short, then the fragments of Q, [D / 16][lane] of 16 bytes.
 #pragma once
 
 #include "fwd_sm80.cuh"
@@ -57,9 +57,7 @@ struct Sm80Decode {
     int lane;
 
     // Chunk c of this warp covers the keys from here on.
-    __device__ __forceinline__ int first_key(int c) const {
-        return tile.first_key + (c * Cfg::kWarps + warp) * Cfg::kChunk;
-    }
+    __device__ __forceinline__ int first_key(int c) const { return tile.first_key + (c * Cfg::kWarps + warp) * Cfg::kChunk; }
 
     __device__ __forceinline__ void copy_chunk(int c) const {
         const FwdParams& p = args.params;
@@ -147,7 +145,7 @@ struct Sm80Decode {
         for (int kk = 0; kk < kSteps; ++kk) {
             uint32_t b[4];
             ptx::ldmatrix_x4(b, step_addr(addr, kk));
-            uint32_t(&a)[4] = q[Cfg::kQueryInRegisters ? kk : 0];
+            uint32_t (&a)[4] = q[Cfg::kQueryInRegisters ? kk : 0];
             if constexpr (!Cfg::kQueryInRegisters) {
                 ptx::ld_shared_v4(a, query_addr(kk));
             }

@@ -1,9 +1,9 @@
-// Attention forward in fp32 arithmetic, without tensor cores: any type, any head dimension up to 512, any stride. The plain way to
-// compute it, and the kernel of fp32 tensors.
+// Attention forward in fp32 arithmetic, without tensor cores: any type, any head dimension up to 512, any stride. The plain way
+// to compute it, and the kernel of fp32 tensors.
 //
 // A block of 256 threads (16 x 16) works on 64 rows. For each block of 64 keys: S = Q K^T by slices of 32 of the head dimension
-// through shared memory, 4 x 4 scores a thread; online softmax with a row in 16 neighbouring lanes; P to shared memory; O += P V by
-// slices of 16 keys, 4 rows x Dv / 16 columns a thread.
+// through shared memory, 4 x 4 scores a thread; online softmax with a row in 16 neighbouring lanes; P to shared memory; O += P
+// V by slices of 16 keys, 4 rows x Dv / 16 columns a thread.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -13,16 +13,24 @@
 
 namespace flare::attention {
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float to_float(float x) {
+    return x;
+}
+__device__ __forceinline__ float to_float(__half x) {
+    return __half2float(x);
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
+    return __bfloat162float(x);
+}
+__device__ __forceinline__ float to_float(__nv_fp8_e4m3 x) {
+    return static_cast<float>(x);
+}
 
 template <typename T, int kMaxDimV>
 struct FmaAttention {
     static constexpr int kRows = kFmaRows;
     static constexpr int kKeys = 64;
-    static constexpr int kSlice = 32;       // of the head dimension
+    static constexpr int kSlice = 32;  // of the head dimension
     static constexpr int kKeySlice = 16;
     static constexpr int kPitch = kRows + 4;
     static constexpr int kColumns = kMaxDimV / 16;  // of O a thread

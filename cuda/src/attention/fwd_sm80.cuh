@@ -1,14 +1,16 @@
 // Attention forward with mma.sync, cp.async and ldmatrix: o = softmax(scale q k^T) v, one tile of kBlockM query rows a block.
 //
-// Every warp owns 16 * kRowTiles query rows and all keys of a block: the softmax needs no other warp. Blocks of keys go from the
-// last to the first. One stage of K and V: V(n) is copied under S = Q K(n)^T, K(n - 1) under the softmax and O += P V(n); two
-// stages: block n - 1 is copied under all of block n, one barrier a block instead of two. Several blocks share an SM: one's softmax
-// runs under another's products.
+// Every warp owns 16 * kRowTiles query rows and all keys of a block: the softmax needs no other warp. Blocks of keys go from
+// the last to the first. One stage of K and V: V(n) is copied under S = Q K(n)^T, K(n - 1) under the softmax and O += P V(n);
+// two stages: block n - 1 is copied under all of block n, one barrier a block instead of two. Several blocks share an SM: one's
+// softmax runs under another's products. A block of keys may go through the softmax in parts, so that one part's softmax runs
+// under the products of the other.
 //
 // Shared memory (bytes), element size 2, tiles in the format of tile/smem_layout.cuh, filled by cp.async, read by ldmatrix:
 //   q    kBlockM * D * 2      also the way out of O: each warp writes and reads its own rows
 //   k    kStages * kBlockN * D * 2
 //   v    kStages * kBlockN * Dv * 2
+//   loop 48: what the loop over blocks needs of the tile (LoopState), so that it doesn't occupy registers through the products
 //
 // Barriers: __syncthreads after each wait for copies (they become visible to the other threads; all have left the stage that is
 // filled next).
@@ -27,14 +29,16 @@
 namespace flare::attention {
 
 // kGeneral: padded head dimensions, pages, splits, softcap, ALiBi, any scale, several heads a tile, any output type.
-template <typename T_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_, int kStages_, int kBlocksPerSm_,
-          bool kGeneral_>
+template <typename T_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kParts_, int kWarps_, int kStages_,
+          int kBlocksPerSm_, bool kGeneral_>
 struct Sm80Config {
     using T = T_;
     static constexpr int kHeadDim = kHeadDim_;
     static constexpr int kHeadDimV = kHeadDimV_;
     static constexpr int kBlockM = kBlockM_;
     static constexpr int kBlockN = kBlockN_;
+    static constexpr int kParts = kParts_;
+    static constexpr int kPartN = kBlockN / kParts;  // keys that go through the softmax together
     static constexpr int kWarps = kWarps_;
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kStages = kStages_;
@@ -44,27 +48,42 @@ struct Sm80Config {
     static constexpr tile::Swizzle kSwizzle =
         kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? tile::Swizzle::k128 : tile::Swizzle::k64;
     static constexpr int kSpan = static_cast<int>(tile::span_bytes(kSwizzle));
-    static constexpr int kPieces = kSpan / 16;                 // of 16 bytes in a span
-    static constexpr int kCopyRows = kThreads / kPieces;       // rows of one span that all threads copy at once
-    static constexpr int kStepsPerSpan = kSpan / 32;           // of 16 elements
+    static constexpr int kPieces = kSpan / 16;            // of 16 bytes in a span
+    static constexpr int kCopyRows = kThreads / kPieces;  // rows of one span that all threads copy at once
+    static constexpr int kStepsPerSpan = kSpan / 32;      // of 16 elements
+    // Of S = Q K^T. NOTE: with D = 128 the whole loop in one piece makes ptxas load fragments so early that it spills.
+    static constexpr int kUnrolledSteps = kHeadDim == 128 ? 4 : kHeadDim / 16;
     static constexpr int kBytesQ = kBlockM * kHeadDim * 2;
     static constexpr int kBytesK = kBlockN * kHeadDim * 2;
     static constexpr int kBytesV = kBlockN * kHeadDimV * 2;
     static constexpr int kOffsetK = kBytesQ;
     static constexpr int kOffsetV = kOffsetK + kStages * kBytesK;
-    static constexpr int kSmemBytes = kOffsetV + kStages * kBytesV;
+    static constexpr int kOffsetLoop = kOffsetV + kStages * kBytesV;
+    static constexpr int kSmemBytes = kOffsetLoop + 48;
 
     static_assert(kBlockM % (16 * kWarps) == 0, "warps share the rows evenly");
-    static_assert(kBlockN % 16 == 0 && kBlockN % kCopyRows == 0 && kBlockM % kCopyRows == 0, "copies are whole passes");
+    static_assert(kPartN % 16 == 0 && kPartN * kParts == kBlockN && kBlockN % kCopyRows == 0 && kBlockM % kCopyRows == 0,
+                  "copies are whole passes");
     static_assert(kCopyRows % 8 == 0, "the swizzle of a thread's piece is the same in all passes");
     static_assert(kHeadDim % (kSpan / 2) == 0 && kHeadDimV % (kSpan / 2) == 0, "head dimensions are whole spans");
     static_assert(kHeadDimV <= kHeadDim, "O leaves through the space of Q");
 };
 
+// Of the tile, for the loop over blocks of the lean kernel. NOTE: in shared memory because the accumulators take nearly all
+// registers; as locals the compiler spills them.
+struct LoopState {
+    const char* k;  // key 0 of the K/V head
+    const char* v;
+    int first_key;
+    int last_key;
+    int right_masked_from;
+    int left_masked_until;
+};
+
 template <class Cfg>
 struct Sm80Forward {
     using T = typename Cfg::T;
-    static constexpr int kScores = Cfg::kBlockN / 2;   // of a 16-row tile, per thread
+    static constexpr int kScores = Cfg::kPartN / 2;  // of a 16-row tile, per thread
     static constexpr int kOutputs = Cfg::kHeadDimV / 2;
     static constexpr int kRowTiles = Cfg::kRowTiles;
 
@@ -77,9 +96,8 @@ struct Sm80Forward {
     int warp_row;        // first row of this warp in the tile; uniform
     uint32_t lane_addr;  // see fragment_addr
 
-    // This thread's rows (mt, r): their position on the key axis relative to first_key and the thread's first column.
-    int key_of_first;
-    int key_of_row[kRowTiles][2];  // kGeneral: rows of a group don't follow each other
+    // kGeneral, by row (mt, r) of this thread:
+    int key_of_row[kRowTiles][2];  // see key_of
     float slope[kRowTiles][2];     // ALiBi, per unit
 
     static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
@@ -108,45 +126,85 @@ struct Sm80Forward {
         }
     }
 
-    // The same without rows or elements that don't exist.
-    template <int kRows, int kDim>
-    __device__ __forceinline__ void copy_whole_tile(uint32_t dst, const char* src, int64_t row_bytes) const {
-        // NOTE: without this the compiler keeps the multiples of row_bytes, for K and for V, in registers through the loop and spills.
-        row_bytes = ptx::opaque(row_bytes);
-        src += copy_row() * row_bytes + thread() % Cfg::kPieces * 16;
+    // The same for keys that follow each other: src is this thread's 16 bytes of row 0, rows from `valid` on are zeros. (What
+    // isn't read need not be mapped.)
+    template <int kDim, bool kEdge>
+    __device__ __forceinline__ void copy_dense_keys(uint32_t dst, const char* src, int64_t row_bytes, int valid) const {
         dst += copy_offset();
 #pragma unroll
-        for (int pass = 0; pass < kRows / Cfg::kCopyRows; ++pass) {
+        for (int pass = 0; pass < Cfg::kBlockN / Cfg::kCopyRows; ++pass) {
+            const uint32_t bytes = !kEdge || copy_row() + pass * Cfg::kCopyRows < valid ? 16 : 0;
 #pragma unroll
             for (int span = 0; span < kDim * 2 / Cfg::kSpan; ++span) {
-                ptx::cp_async_16(dst + span * kRows * Cfg::kSpan + pass * Cfg::kCopyRows * Cfg::kSpan, src + span * Cfg::kSpan, 16);
+                ptx::cp_async_16(dst + span * Cfg::kBlockN * Cfg::kSpan + pass * Cfg::kCopyRows * Cfg::kSpan,
+                                 src + span * Cfg::kSpan, bytes);
             }
             src += Cfg::kCopyRows * row_bytes;
         }
     }
 
+    __device__ __forceinline__ LoopState loop_state() const {
+        uint32_t bases[4];
+        uint32_t range[4];
+        ptx::ld_shared_v4(bases, smem + Cfg::kOffsetLoop);
+        ptx::ld_shared_v4(range, smem + Cfg::kOffsetLoop + 16);
+        return {reinterpret_cast<const char*>(uint64_t{bases[1]} << 32 | bases[0]),
+                reinterpret_cast<const char*>(uint64_t{bases[3]} << 32 | bases[2]),
+                static_cast<int>(range[0]),
+                static_cast<int>(range[1]),
+                static_cast<int>(range[2]),
+                static_cast<int>(range[3])};
+    }
+
+    // By one thread, before the first barrier.
+    __device__ __forceinline__ void store_loop_state() const {
+        const uint64_t k = reinterpret_cast<uint64_t>(keys_k.base);
+        const uint64_t v = reinterpret_cast<uint64_t>(keys_v.base);
+        const uint32_t words[2][4] = {
+            {static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32), static_cast<uint32_t>(v),
+             static_cast<uint32_t>(v >> 32)},
+            {static_cast<uint32_t>(tile.first_key), static_cast<uint32_t>(tile.last_key),
+             static_cast<uint32_t>(tile.right_masked_from), static_cast<uint32_t>(tile.left_masked_until)}};
+        ptx::st_shared_v4(smem + Cfg::kOffsetLoop, words[0]);
+        ptx::st_shared_v4(smem + Cfg::kOffsetLoop + 16, words[1]);
+        ptx::st_shared_b32(smem + Cfg::kOffsetLoop + 32,
+                           static_cast<uint32_t>(tile.row0 + tile.seqlen_k - tile.seqlen_q - tile.first_key));
+    }
+
     template <int kDim>
-    __device__ __forceinline__ void copy_keys(uint32_t dst, const KeySource& source, int dim, int n) const {
-        const int first = tile.first_key + n * Cfg::kBlockN;
-        if (!Cfg::kGeneral && first + Cfg::kBlockN <= tile.last_key) {
-            copy_whole_tile<Cfg::kBlockN, kDim>(dst, source.row(first), source.layout.row_bytes);
-        } else {
+    __device__ __forceinline__ void copy_keys(uint32_t dst, const char* base, const KeyLayout& layout, int first, int last,
+                                              int dim) const {
+        const int valid = last - first;
+        if constexpr (Cfg::kGeneral) {
             copy_tile<Cfg::kBlockN, kDim>(dst, dim, [&](int i) -> const char* {
-                const int key = first + i;
-                if (key >= tile.last_key) {
-                    return nullptr;
-                }
-                return Cfg::kGeneral ? source.row(KeyPlace::find(args, tile.batch, key)) : source.row(key);
+                return i < valid ? KeySource{layout, base}.row(KeyPlace::find(args, tile.batch, first + i)) : nullptr;
             });
+        } else {
+            const char* src = base + (first + copy_row()) * layout.row_bytes + thread() % Cfg::kPieces * 16;
+            if (valid >= Cfg::kBlockN) {
+                copy_dense_keys<kDim, false>(dst, src, layout.row_bytes, valid);
+            } else {
+                copy_dense_keys<kDim, true>(dst, src, layout.row_bytes, valid);
+            }
         }
     }
 
-    __device__ __forceinline__ void copy_k(int n, int stage) const {
-        copy_keys<Cfg::kHeadDim>(smem + Cfg::kOffsetK + stage * Cfg::kBytesK, keys_k, args.params.head_dim, n);
+    __device__ __forceinline__ LoopState state() const {
+        if constexpr (Cfg::kGeneral) {
+            return {keys_k.base, keys_v.base, tile.first_key, tile.last_key, tile.right_masked_from, tile.left_masked_until};
+        } else {
+            return loop_state();
+        }
     }
 
-    __device__ __forceinline__ void copy_v(int n, int stage) const {
-        copy_keys<Cfg::kHeadDimV>(smem + Cfg::kOffsetV + stage * Cfg::kBytesV, keys_v, args.params.head_dim_v, n);
+    __device__ __forceinline__ void copy_k(const LoopState& state, int n, int stage) const {
+        copy_keys<Cfg::kHeadDim>(smem + Cfg::kOffsetK + stage * Cfg::kBytesK, state.k, args.k,
+                                 state.first_key + n * Cfg::kBlockN, state.last_key, args.params.head_dim);
+    }
+
+    __device__ __forceinline__ void copy_v(const LoopState& state, int n, int stage) const {
+        copy_keys<Cfg::kHeadDimV>(smem + Cfg::kOffsetV + stage * Cfg::kBytesV, state.v, args.v,
+                                  state.first_key + n * Cfg::kBlockN, state.last_key, args.params.head_dim_v);
     }
 
     __device__ __forceinline__ void copy_q() const {
@@ -164,17 +222,17 @@ struct Sm80Forward {
         });
     }
 
-    // Every ldmatrix reads 16 rows x 16 elements: row lane % 16, half lane / 16. This is the address for elements 16 kk.. of a tile of
-    // kRows rows at `offset`; the swizzle commutes with adding multiples of 8 rows and with flipping higher column bits, so that
-    // one register a column step serves Q, K and V.
+    // Every ldmatrix reads 16 rows x 16 elements: row lane % 16, half lane / 16. This is the address for elements 16 kk.. of a
+    // tile of kRows rows at `offset`; the swizzle commutes with adding multiples of 8 rows and with flipping higher column
+    // bits, so that one register a column step serves Q, K and V.
     template <int kRows>
     __device__ __forceinline__ uint32_t fragment_addr(int offset, int kk) const {
         return (lane_addr ^ (kk % Cfg::kStepsPerSpan * 32)) + (offset + kk / Cfg::kStepsPerSpan * kRows * Cfg::kSpan);
     }
 
-    __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kScores], int stage) const {
+    __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kScores], int stage, int part) const {
         const int q_rows = warp_row * Cfg::kSpan;
-        const int k_tile = Cfg::kOffsetK + stage * Cfg::kBytesK;
+        const int k_tile = Cfg::kOffsetK + stage * Cfg::kBytesK + part * Cfg::kPartN * Cfg::kSpan;
 #pragma unroll
         for (int mt = 0; mt < kRowTiles; ++mt) {
 #pragma unroll
@@ -182,7 +240,7 @@ struct Sm80Forward {
                 s[mt][i] = 0.0f;
             }
         }
-#pragma unroll
+#pragma unroll Cfg::kUnrolledSteps
         for (int kk = 0; kk < Cfg::kHeadDim / 16; ++kk) {
             uint32_t a[kRowTiles][4];
 #pragma unroll
@@ -190,7 +248,7 @@ struct Sm80Forward {
                 ptx::ldmatrix_x4(a[mt], fragment_addr<Cfg::kBlockM>(mt * 16 * Cfg::kSpan, kk) + q_rows);
             }
 #pragma unroll
-            for (int nt = 0; nt < Cfg::kBlockN / 16; ++nt) {
+            for (int nt = 0; nt < Cfg::kPartN / 16; ++nt) {
                 uint32_t b[4];
                 ptx::ldmatrix_x4(b, fragment_addr<Cfg::kBlockN>(k_tile + nt * 16 * Cfg::kSpan, kk));
 #pragma unroll
@@ -203,10 +261,10 @@ struct Sm80Forward {
     }
 
     __device__ __forceinline__ void multiply_values(float (&o)[kRowTiles][kOutputs], const float (&s)[kRowTiles][kScores],
-                                                    int stage) const {
-        const int v_tile = Cfg::kOffsetV + stage * Cfg::kBytesV;
+                                                    int stage, int part) const {
+        const int v_tile = Cfg::kOffsetV + stage * Cfg::kBytesV + part * Cfg::kPartN * Cfg::kSpan;
 #pragma unroll
-        for (int kk = 0; kk < Cfg::kBlockN / 16; ++kk) {
+        for (int kk = 0; kk < Cfg::kPartN / 16; ++kk) {
             uint32_t a[kRowTiles][4];
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
@@ -229,11 +287,12 @@ struct Sm80Forward {
     }
 
     // Scale that isn't positive, softcap, ALiBi, masks. The masks are needed at the edges only; all branches are uniform.
-    __device__ __forceinline__ void transform_scores(float (&s)[kRowTiles][kScores], int n) const {
+    __device__ __forceinline__ void transform_scores(float (&s)[kRowTiles][kScores], int n, int part) const {
         const FwdParams& p = args.params;
-        const int key0 = n * Cfg::kBlockN;
-        const bool cut_right = n >= tile.right_masked_from;
-        const bool cut_left = n < tile.left_masked_until;
+        const int key0 = n * Cfg::kBlockN + part * Cfg::kPartN;
+        const LoopState range = state();
+        const bool cut_right = n >= range.right_masked_from;
+        const bool cut_left = n < range.left_masked_until;
         if constexpr (Cfg::kGeneral) {
             if (rule.softcap_in != 0.0f) {
 #pragma unroll
@@ -251,25 +310,27 @@ struct Sm80Forward {
                 for (int mt = 0; mt < kRowTiles; ++mt) {
 #pragma unroll
                     for (int i = 0; i < kScores; ++i) {
-                        const int distance = key_of(mt, (i / 2) % 2) - key0 - (8 * (i / 4) + i % 2);
+                        const int distance = key_of(0, mt, (i / 2) % 2) - key0 - (8 * (i / 4) + i % 2);
                         s[mt][i] -= slope[mt][(i / 2) % 2] * fabsf(static_cast<float>(distance));
                     }
                 }
             }
         }
         if (cut_right) {
-            const int end = tile.last_key - 1 - tile.first_key - 2 * (lane() % 4);
+            const int shift = row_shift();
+            const int end = range.last_key - 1 - range.first_key - 2 * (lane() % 4);
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
-                const int hi[2] = {min(end, key_of(mt, 0) + p.window_right) - key0,
-                                   min(end, key_of(mt, 1) + p.window_right) - key0};
+                const int hi[2] = {min(end, key_of(shift, mt, 0) + p.window_right) - key0,
+                                   min(end, key_of(shift, mt, 1) + p.window_right) - key0};
                 mask_right(s[mt], hi);
             }
         }
         if (cut_left) {
+            const int shift = row_shift();
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
-                const int lo[2] = {key_of(mt, 0) - p.window_left - key0, key_of(mt, 1) - p.window_left - key0};
+                const int lo[2] = {key_of(shift, mt, 0) - p.window_left - key0, key_of(shift, mt, 1) - p.window_left - key0};
                 mask_left(s[mt], lo);
             }
         }
@@ -278,17 +339,21 @@ struct Sm80Forward {
     // This thread's row in the tile.
     __device__ __forceinline__ int own_row(int mt, int r) const { return warp_row + 16 * mt + lane() / 4 + 8 * r; }
 
-    __device__ __forceinline__ int key_of(int mt, int r) const {
-        return Cfg::kGeneral ? key_of_row[mt][r] : key_of_first + 16 * mt + 8 * r;
+    // Position of row (mt, r) on the key axis relative to the thread's first column in block 0.
+    __device__ __forceinline__ int key_of(int shift, int mt, int r) const {
+        return Cfg::kGeneral ? key_of_row[mt][r] : shift + own_row(mt, r) - 2 * (lane() % 4);
+    }
+
+    __device__ __forceinline__ int row_shift() const {
+        return Cfg::kGeneral ? 0 : static_cast<int>(ptx::ld_shared_b32(smem + Cfg::kOffsetLoop + 32));
     }
 
     __device__ __forceinline__ float unit() const { return Cfg::kGeneral ? rule.unit : args.unit; }
     __device__ __forceinline__ float scale_log2() const { return Cfg::kGeneral ? rule.scale_log2 : args.scale_log2; }
 
     __device__ __forceinline__ void begin() {
-        const int shift = tile.seqlen_k - tile.seqlen_q - tile.first_key - 2 * (lane() % 4);
-        key_of_first = tile.row0 + own_row(0, 0) + shift;
         if constexpr (Cfg::kGeneral) {
+            const int shift = tile.seqlen_k - tile.seqlen_q - tile.first_key - 2 * (lane() % 4);
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
 #pragma unroll
@@ -299,6 +364,8 @@ struct Sm80Forward {
                     slope[mt][r] = alibi_slope(args.params, tile.batch, tile.query_head(args, row, token)) / rule.unit;
                 }
             }
+        } else if (thread() == 0) {
+            store_loop_state();
         }
     }
 
@@ -385,7 +452,7 @@ struct Sm80Forward {
     }
 
     __device__ __forceinline__ void run() {
-        float s[kRowTiles][kScores];
+        float s[Cfg::kParts][kRowTiles][kScores];
         float o[kRowTiles][kOutputs];
         Softmax softmax[kRowTiles];
 #pragma unroll
@@ -400,9 +467,10 @@ struct Sm80Forward {
         const int last = tile.num_blocks - 1;
         copy_q();
         if (last >= 0) {
-            copy_k(last, 0);
+            const LoopState first{keys_k.base, keys_v.base, tile.first_key, tile.last_key, 0, 0};
+            copy_k(first, last, 0);
             if constexpr (Cfg::kStages == 2) {
-                copy_v(last, 0);
+                copy_v(first, last, 0);
             }
         }
         ptx::cp_async_commit();
@@ -412,33 +480,41 @@ struct Sm80Forward {
             __syncthreads();
             if constexpr (Cfg::kStages == 2) {
                 if (n > 0) {
-                    copy_k(n - 1, stage ^ 1);
-                    copy_v(n - 1, stage ^ 1);
+                    const LoopState now = state();
+                    copy_k(now, n - 1, stage ^ 1);
+                    copy_v(now, n - 1, stage ^ 1);
                 }
             } else {
-                copy_v(n, 0);
+                copy_v(state(), n, 0);
             }
             ptx::cp_async_commit();
-            multiply_scores(s, stage);
+#pragma unroll
+            for (int part = 0; part < Cfg::kParts; ++part) {
+                multiply_scores(s[part], stage, part);
+            }
             if constexpr (Cfg::kStages == 1) {
                 ptx::cp_async_wait<0>();
                 __syncthreads();
                 if (n > 0) {
-                    copy_k(n - 1, 0);
+                    copy_k(state(), n - 1, 0);
                 }
                 ptx::cp_async_commit();
             }
-            transform_scores(s, n);
 #pragma unroll
-            for (int mt = 0; mt < kRowTiles; ++mt) {
-                softmax[mt].update_lazily(s[mt], o[mt], scale_log2());
+            for (int part = 0; part < Cfg::kParts; ++part) {
+                transform_scores(s[part], n, part);
+#pragma unroll
+                for (int mt = 0; mt < kRowTiles; ++mt) {
+                    softmax[mt].update_lazily(s[part][mt], o[mt], scale_log2());
+                }
+                multiply_values(o, s[part], stage, part);
             }
-            multiply_values(o, s, stage);
             stage = Cfg::kStages == 2 ? stage ^ 1 : 0;
         }
         ptx::cp_async_wait<0>();
-        // NOTE: made again rather than kept in registers through the loop.
-        tile = Sm80Tile::make<Cfg::kBlockM, Cfg::kBlockN>(args, static_cast<int>(blockIdx.x));
+        // NOTE: made again, from a number that the compiler can't tell to be the same, rather than kept in registers through
+        // the loop.
+        tile = Sm80Tile::make<Cfg::kBlockM, Cfg::kBlockN>(args, ptx::uniform(static_cast<int>(blockIdx.x)));
         finish(o, softmax);
     }
 };
@@ -455,14 +531,15 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kBlocksPerSm)
     const FwdParams& p = args.params;
     const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    Sm80Forward<Cfg> forward{args,
-                             tile,
-                             ScoreRule::make(args, tile),
-                             KeySource::make(args, tile, p.k, args.k),
-                             KeySource::make(args, tile, p.v, args.v),
-                             base,
-                             ptx::uniform(static_cast<int>(threadIdx.x) / 32) * 16 * Sm80Forward<Cfg>::kRowTiles,
-                             base + tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(lane % 16 * Cfg::kSpan + lane / 16 * 16))};
+    Sm80Forward<Cfg> forward{
+        args,
+        tile,
+        ScoreRule::make(args, tile),
+        KeySource::make(args, tile, p.k, args.k),
+        KeySource::make(args, tile, p.v, args.v),
+        base,
+        ptx::uniform(static_cast<int>(threadIdx.x) / 32) * 16 * Sm80Forward<Cfg>::kRowTiles,
+        base + tile::swizzle<Cfg::kSwizzle>(static_cast<uint32_t>(lane % 16 * Cfg::kSpan + lane / 16 * 16))};
     forward.run();
 }
 

@@ -1,5 +1,5 @@
-// The merge of partial results: a warp for each row (sequence, token, head). Weights are computed from the lse of all partials; a
-// partial with lse = -inf has weight 0 and is not read.
+// The merge of partial results: a warp for each row (sequence, token, head). Weights are computed from the lse of all partials;
+// a partial with lse = -inf has weight 0 and is not read.
 #include "merge_sm80.h"
 
 #include "common_sm80.cuh"
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(32 * kWarps) attention_merge_kernel(const __gr
     }
     const float* lse = p.partial_lse + batch * p.partial_lse_stride.batch + token * p.partial_lse_stride.row +
                        head * p.partial_lse_stride.head;
-    const int64_t partial = batch * p.partial_out_stride.batch + token * p.partial_out_stride.row +
-                            head * p.partial_out_stride.head;
+    const int64_t partial =
+        batch * p.partial_out_stride.batch + token * p.partial_out_stride.row + head * p.partial_out_stride.head;
     const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
     float max = sink;
     for (int64_t i = lane; i < p.num_partials; i += 32) {

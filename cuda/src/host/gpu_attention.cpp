@@ -132,7 +132,8 @@ int32_t choose(const flare_attention_params& p, const DeviceInfo& info, Forward*
     }
     out->sm90 = false;
     if (const int32_t status = attention::select_attention_sm80(out->params)) {
-        return fail(status, "%s: seqlen_q, seqlen_k or their number of tiles is more than the portable kernels take (2^28 positions)",
+        return fail(status,
+                    "%s: seqlen_q, seqlen_k or their number of tiles is more than the portable kernels take (2^28 positions)",
                     kForward);
     }
     return FLARE_OK;
@@ -190,7 +191,8 @@ constexpr const char* kMerge = "attention_merge";
 
 int32_t refuse_sm90_merge(const flare_attention_merge_params& p) {
     return p.kernel == FLARE_KERNEL_SM90
-               ? fail(FLARE_UNSUPPORTED_KERNEL, "kernel: SM90 asked for, but %s has one kernel for all cards; use kernel = 0", kMerge)
+               ? fail(FLARE_UNSUPPORTED_KERNEL, "kernel: SM90 asked for, but %s has one kernel for all cards; use kernel = 0",
+                      kMerge)
                : FLARE_OK;
 }
 

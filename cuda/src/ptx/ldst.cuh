@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t r) {
     return t;
 }
 
-// 16-byte copy; bytes beyond src_bytes are written as zero. src must be a valid address even for src_bytes = 0.
+// 16-byte copy; bytes beyond src_bytes are written as zero and not read: with src_bytes = 0 any src will do.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, uint32_t src_bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
@@ -90,6 +90,12 @@ __device__ __forceinline__ float2 ld_shared_f2(uint32_t addr) {
 __device__ __forceinline__ void st_shared_v4(uint32_t addr, const uint32_t (&r)[4]) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
+}
+
+__device__ __forceinline__ uint32_t ld_shared_b32(uint32_t addr) {
+    uint32_t r;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(addr) : "memory");
+    return r;
 }
 
 __device__ __forceinline__ void st_shared_b32(uint32_t addr, uint32_t r) {

@@ -87,10 +87,4 @@ __device__ __forceinline__ int32_t uniform(int32_t x) {
     return y;
 }
 
-// The same value, of which the compiler knows nothing: what is computed from it is computed where it is used.
-__device__ __forceinline__ int64_t opaque(int64_t x) {
-    asm volatile("" : "+l"(x));
-    return x;
-}
-
 }  // namespace flare::ptx
