@@ -60,11 +60,17 @@ def tensors(batch, heads, n, d, kv_heads=None, n_k=None, dv=None, dtype=torch.bf
 
 
 class Report:
-    def __init__(self, timer):
+    def __init__(self, timer, rows):
         self.timer = timer
+        self.rows = rows
         self.results = []
 
+    def wants(self, row):
+        return self.rows in row
+
     def add(self, row, peer, call):
+        if not self.wants(row):
+            return
         try:
             micros = self.timer.median_us(call)
         except Exception as error:  # a backend that refuses a shape has no time
@@ -112,8 +118,11 @@ def window(report):
         (64, 32, 16384, 1, 512),
     ):
         q, k, v = (t.contiguous() for t in tensors(batch, heads, n, d))
+        row = f"window bf16 d{d} n{n} w{width}"
+        if not report.wants(row):
+            continue
         mask = create_block_mask(lambda b, h, i, j, w=width: (i >= j) & (i - j < w), None, None, n, n, device=DEVICE)
-        report.add(f"window bf16 d{d} n{n} w{width}", "FlexAttention", lambda: flex(q, k, v, block_mask=mask))
+        report.add(row, "FlexAttention", lambda: flex(q, k, v, block_mask=mask))
 
 
 def mla_prefill(report):
@@ -183,9 +192,10 @@ def main():
     options.add_argument("--out", required=True)
     options.add_argument("--group", default=",".join(GROUPS))
     options.add_argument("--seconds", type=float, default=0.4, help="time to spend on each row")
+    options.add_argument("--row", default="", help="only rows whose name contains this")
     given = options.parse_args()
     torch.manual_seed(0x5EED)
-    report = Report(Timer(given.seconds))
+    report = Report(Timer(given.seconds), given.row)
     for group in given.group.split(","):
         GROUPS[group](report)
         torch.cuda.empty_cache()

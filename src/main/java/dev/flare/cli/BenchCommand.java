@@ -66,6 +66,12 @@ final class BenchCommand extends BaseCommand {
   private List<BenchGroup> groups = List.of();
 
   @Option(
+      names = "--row",
+      paramLabel = "TEXT",
+      description = "Only rows of the grouped tables whose name contains this.")
+  private String rowText = "";
+
+  @Option(
       names = "--kernel",
       paramLabel = "PATH",
       description = "Force a path in the grouped tables: portable or sm90 (${DEFAULT-VALUE}).")
@@ -101,7 +107,9 @@ final class BenchCommand extends BaseCommand {
     try (GroupBench bench =
         new GroupBench(
             on, kernel, quick, seconds, others, row -> table.row(out(), GroupReport.cells(row)))) {
-      rows = bench.run(groups.isEmpty() ? EnumSet.allOf(BenchGroup.class) : Set.copyOf(groups));
+      rows =
+          bench.run(
+              groups.isEmpty() ? EnumSet.allOf(BenchGroup.class) : Set.copyOf(groups), rowText);
     }
     out().println();
     StringBuilder command = new StringBuilder("scripts/flare bench --device " + on);
@@ -109,6 +117,9 @@ final class BenchCommand extends BaseCommand {
       command
           .append(" --group ")
           .append(groups.stream().map(BenchGroup::text).collect(Collectors.joining(",")));
+    }
+    if (!rowText.isEmpty()) {
+      command.append(" --row '").append(rowText).append('\'');
     }
     if (kernel != Kernel.AUTO) {
       command.append(" --kernel ").append(kernel.name().toLowerCase(Locale.ROOT));

@@ -50,10 +50,10 @@ final class GroupBench implements AutoCloseable {
     timer = new BenchTimer(device, seconds);
   }
 
-  /** {@return the rows of the groups, measured} */
-  List<GroupReport.Row> run(Set<BenchGroup> groups) {
+  /** {@return the rows of the groups whose names contain {@code text}, measured} */
+  List<GroupReport.Row> run(Set<BenchGroup> groups, String text) {
     for (BenchRows.Row row : BenchRows.all(quick)) {
-      if (groups.contains(row.group())) {
+      if (groups.contains(row.group()) && row.name().contains(text)) {
         add(measure(row));
       }
     }
