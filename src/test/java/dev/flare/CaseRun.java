@@ -16,6 +16,7 @@ import dev.flare.testing.Cases.Mla;
 import dev.flare.testing.Cases.Side;
 import dev.flare.testing.Cases.Storage;
 import java.util.ArrayDeque;
+import java.util.Arrays;
 import java.util.Deque;
 import java.util.SplittableRandom;
 import org.jspecify.annotations.Nullable;
@@ -40,6 +41,7 @@ final class CaseRun implements AutoCloseable {
    * @param kernel the name of the kernel that ran
    * @param second lse, or state
    * @param secondIsAbsolute whether the bound of {@code second} is on the largest difference
+   * @param slack what scores far beyond unit variance cost in FP32: their size times its epsilon
    * @param unwritten elements of out and second that no kernel writes
    */
   @SuppressWarnings("ArrayRecordComponent")
@@ -50,11 +52,21 @@ final class CaseRun implements AutoCloseable {
       double[] out,
       double[] second,
       boolean secondIsAbsolute,
+      double slack,
       Unwritten unwritten) {
 
-    /** {@return what is wrong, compared with {@code want}; empty if nothing is} */
+    /** {@return what is wrong, compared with the reference; empty if nothing is} */
     String misses(double[] wantOut, double[] wantSecond) {
-      double bound = Tolerances.relative(operation, precision);
+      return misses(wantOut, wantSecond, 1);
+    }
+
+    /** The same compared with a result that has errors of its own: in FP32 just as large ones. */
+    String misses(Result other) {
+      return misses(other.out, other.second, precision == Precision.FP32 ? 2 : 1);
+    }
+
+    private String misses(double[] wantOut, double[] wantSecond, double errors) {
+      double bound = errors * (Tolerances.relative(operation, precision) + slack);
       ErrorMetrics outError = error(out, wantOut, unwritten.out);
       ErrorMetrics secondError = error(second, wantSecond, unwritten.second);
       String text = "";
@@ -63,9 +75,14 @@ final class CaseRun implements AutoCloseable {
       }
       boolean near =
           secondIsAbsolute
-              ? secondError.absoluteWithin(Tolerances.lse(precision))
+              ? secondError.absoluteWithin(errors * (Tolerances.lse(precision) + slack))
               : secondError.relativeWithin(bound);
       return near ? text : text + " lse or state: " + secondError;
+    }
+
+    Result everythingWritten() {
+      return new Result(
+          kernel, operation, precision, out, second, secondIsAbsolute, slack, Unwritten.NOTHING);
     }
 
     /** Compares what is written; the rest must still be the NaN that was there before. */
@@ -74,7 +91,7 @@ final class CaseRun implements AutoCloseable {
       double[] expected = want.clone();
       for (int i = 0; i < unwritten.length; i++) {
         if (unwritten[i]) {
-          counted[i] = Double.isNaN(got[i]) ? 0 : Double.NaN;
+          counted[i] = Double.isNaN(got[i]) ? 0 : Double.NaN; // NaN shows as a miss
           expected[i] = 0;
         }
       }
@@ -161,7 +178,13 @@ final class CaseRun implements AutoCloseable {
     Tensor lse = poisoned(DType.FP32, c.queries().lseDims(heads));
     AttentionPlan plan = keep(flash.plan(q, k, v, out, lse));
     plan.launch(q, k, v, out, lse);
-    return softmax(plan, Operation.ATTENTION, c.queries(), heads, c.heads().valueDim(), out, lse);
+    double farthest = 0;
+    if (slopes != null) {
+      double steepest = Arrays.stream(slopes).max().orElse(0);
+      farthest = steepest * Math.max(c.queries().length(), c.keys().length());
+    }
+    return softmax(
+        plan, Operation.ATTENTION, c.queries(), heads, c.heads().valueDim(), out, lse, farthest);
   }
 
   private Result mla(Mla c) {
@@ -184,7 +207,7 @@ final class CaseRun implements AutoCloseable {
     MlaPrefillPlan plan =
         keep(mla.plan(qNopeRows, qRopeRows, latents, kRopeRows, wUk, wUv, out, lse));
     plan.launch(null, qNopeRows, qRopeRows, latents, kRopeRows, wUk, wUv, out, lse);
-    return softmax(plan, Operation.MLA, c.queries(), w.heads(), w.value(), out, lse);
+    return softmax(plan, Operation.MLA, c.queries(), w.heads(), w.value(), out, lse, 0);
   }
 
   private Result mlaDecode(Mla c) {
@@ -204,7 +227,9 @@ final class CaseRun implements AutoCloseable {
     Tensor lse = poisoned(DType.FP32, c.queries().lseDims(w.heads()));
     MlaDecodePlan plan = keep(mla.planDecode(q, null, kv, null, null, out, lse));
     plan.launch(null, q, null, kv, null, null, out, lse);
-    return softmax(plan, Operation.MLA, c.queries(), w.heads(), w.latent(), out, lse);
+    // Used lengths of queries are no part of decode.
+    return softmax(plan, Operation.MLA, c.queries(), w.heads(), w.latent(), out, lse, 0)
+        .everythingWritten();
   }
 
   private MultiHeadLatentAttention latentOptions(Mla c) {
@@ -322,8 +347,16 @@ final class CaseRun implements AutoCloseable {
 
   // ---- results --------------------------------------------------------------------------------
 
+  /** {@code largestScore}: where scores are far beyond what unit variance gives; else 0. */
   private Result softmax(
-      Plan plan, Operation operation, Side side, int heads, int width, Tensor out, Tensor lse) {
+      Plan plan,
+      Operation operation,
+      Side side,
+      int heads,
+      int width,
+      Tensor out,
+      Tensor lse,
+      double largestScore) {
     Tokens tokens = side.tokens();
     boolean[] written = new boolean[tokens.rows()];
     for (int b = 0; b < tokens.batch(); b++) {
@@ -343,8 +376,9 @@ final class CaseRun implements AutoCloseable {
       noOut[i] = !written[i / (heads * width)];
     }
     Unwritten unwritten = new Unwritten(noOut, noLse);
+    double slack = Math.ulp(1f) * largestScore;
     return new Result(
-        plan.kernelName(), operation, precision, outValues, lseValues, true, unwritten);
+        plan.kernelName(), operation, precision, outValues, lseValues, true, slack, unwritten);
   }
 
   private Result delta(Plan plan, Tensor out, Tensor state) {
@@ -355,6 +389,7 @@ final class CaseRun implements AutoCloseable {
         values(out),
         values(state),
         false,
+        0,
         Unwritten.NOTHING);
   }
 

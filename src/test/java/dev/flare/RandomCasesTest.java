@@ -47,14 +47,15 @@ class RandomCasesTest {
     AttentionResult want = c.reference();
     CaseRun.Result got =
         run(c.heads().dim(), c.heads().valueDim(), () -> CaseRun.attention(DEVICE, c));
-    assertThat(got.misses(want.out(), want.lse())).isEmpty();
+    assertThat(got.misses(want.out(), want.lse())).as(got.kernel()).isEmpty();
   }
 
   @ParameterizedTest(name = "{0}")
   @MethodSource("mla")
   void latentAttention(Mla c) {
     AttentionResult want = c.reference();
-    assertThat(CaseRun.mla(DEVICE, c).misses(want.out(), want.lse())).isEmpty();
+    CaseRun.Result got = CaseRun.mla(DEVICE, c);
+    assertThat(got.misses(want.out(), want.lse())).as(got.kernel()).isEmpty();
   }
 
   @ParameterizedTest(name = "{0}")
@@ -63,7 +64,7 @@ class RandomCasesTest {
     KdaResult want = c.reference();
     CaseRun.Result got =
         run(c.inputs().keyDim(), c.inputs().valueDim(), () -> CaseRun.kda(DEVICE, c));
-    assertThat(got.misses(want.out(), want.finalState())).isEmpty();
+    assertThat(got.misses(want.out(), want.finalState())).as(got.kernel()).isEmpty();
   }
 
   @ParameterizedTest(name = "{0}")
@@ -72,7 +73,7 @@ class RandomCasesTest {
     KdaResult want = c.reference();
     CaseRun.Result got =
         run(c.inputs().keyDim(), c.inputs().valueDim(), () -> CaseRun.kdaDecode(DEVICE, c));
-    assertThat(got.misses(want.out(), want.finalState())).isEmpty();
+    assertThat(got.misses(want.out(), want.finalState())).as(got.kernel()).isEmpty();
   }
 
   /** A GPU need not have a kernel for head dimensions that are no multiples of 8. */
