@@ -190,10 +190,11 @@ void decode(int32_t kernel, const DecodeRow& r) {
     char name[128];
     expect(flare_kernel_name(FLARE_OP_MLA_DECODE, &p, name, sizeof(name)));
     const double us = median_us([&] { expect(flare_mla_decode(&p)); });
-    const double moved = static_cast<double>(r.batch) * r.len * row_bytes + static_cast<double>(rows) * 2 * (q_width + out_width);
-    std::printf("| %-34s | %3d, %d, %3d, %6d | %4d%s%s splits %d | %7.1f us | %.2f TB/s | %4.0f TFLOP/s |\n", name, r.batch, r.sq, r.heads,
-                r.len, r.page, r.rows656 ? " row656" : "", r.fused ? " fused" : "", r.splits, us, moved / us * 1e-6,
-                2.0 * static_cast<double>(rows) * r.len * 1088 / us * 1e-6);
+    const double moved =
+        static_cast<double>(r.batch) * r.len * row_bytes + static_cast<double>(rows) * 2 * (q_width + out_width);
+    std::printf("| %-34s | %3d, %d, %3d, %6d | %4d%s%s splits %d | %7.1f us | %.2f TB/s | %4.0f TFLOP/s |\n", name, r.batch,
+                r.sq, r.heads, r.len, r.page, r.rows656 ? " row656" : "", r.fused ? " fused" : "", r.splits, us,
+                moved / us * 1e-6, 2.0 * static_cast<double>(rows) * r.len * 1088 / us * 1e-6);
     std::fflush(stdout);
 }
 
@@ -207,8 +208,8 @@ __global__ void copy_rope(__nv_bfloat16* k, const __nv_bfloat16* rope, int64_t t
 
 void prefill(int32_t kernel, int batch, int n, int heads, bool causal) {
     const int64_t tokens = int64_t{batch} * n;
-    Buffer q(tokens * heads * 192 * 2), c(tokens * 512 * 2), rope(tokens * 64 * 2), out(tokens * heads * 128 * 2), k(tokens * heads * 192 * 2),
-        v(tokens * heads * 128 * 2);
+    Buffer q(tokens * heads * 192 * 2), c(tokens * 512 * 2), rope(tokens * 64 * 2), out(tokens * heads * 128 * 2),
+        k(tokens * heads * 192 * 2), v(tokens * heads * 128 * 2);
     Buffer w_uk(int64_t{heads} * 512 * 128 * 2), w_uv(int64_t{heads} * 512 * 128 * 2);
     fill(q, 1);
     fill(c, 2);
@@ -310,14 +311,17 @@ void prefill(int32_t kernel, int batch, int n, int heads, bool causal) {
     const double project = median_us([&] {
         flare::mla::launch_head_product_sm80(product, nullptr);
         flare::mla::launch_head_product_sm80(values, nullptr);
-        copy_rope<<<1024, 256>>>(static_cast<__nv_bfloat16*>(k.data), static_cast<const __nv_bfloat16*>(rope.data), tokens, heads);
+        copy_rope<<<1024, 256>>>(static_cast<__nv_bfloat16*>(k.data), static_cast<const __nv_bfloat16*>(rope.data), tokens,
+                                 heads);
     });
     const double pairs = causal ? 0.5 * n * (n + 1.0) : 1.0 * n * n;
     const double flops = batch * heads * (pairs * 640 + n * 262144.0);
-    std::printf("| %-30s | %d, %5d, %3d %s | %8.1f us | %4.0f TFLOP/s | workspace %llu | product %.1f, %s %.1f, %s %.1f us | ratio %.2f, %.2f |\n", name,
-                batch, n, heads, causal ? "causal" : "full", us, flops / us * 1e-6, static_cast<unsigned long long>(bytes), project,
-                attention_name[0], attention[0], attention_name[1], attention[1], us / (project + attention[0]),
-                attention[1] > 0 ? us / (project + attention[1]) : 0.0);
+    std::printf(
+        "| %-30s | %d, %5d, %3d %s | %8.1f us | %4.0f TFLOP/s | workspace %llu | product %.1f, %s %.1f, %s %.1f us | ratio "
+        "%.2f, %.2f |\n",
+        name, batch, n, heads, causal ? "causal" : "full", us, flops / us * 1e-6, static_cast<unsigned long long>(bytes),
+        project, attention_name[0], attention[0], attention_name[1], attention[1], us / (project + attention[0]),
+        attention[1] > 0 ? us / (project + attention[1]) : 0.0);
     std::fflush(stdout);
 }
 
@@ -326,11 +330,14 @@ void prefill(int32_t kernel, int batch, int n, int heads, bool causal) {
 int main(int argc, char** argv) {
     const int32_t kernel = argc > 1 ? std::atoi(argv[1]) : FLARE_KERNEL_PORTABLE;
     const DecodeRow rows[] = {
-        {128, 1, 16, 4096, 64, false, false, 0}, {128, 1, 16, 4096, 64, false, false, 2}, {128, 1, 16, 4096, 64, false, false, 4},
-        {128, 1, 16, 4096, 1, false, false, 0},  {128, 1, 16, 4096, 0, false, false, 0},  {128, 1, 32, 4096, 64, false, false, 0},
-        {128, 1, 64, 4096, 64, false, false, 0}, {128, 1, 128, 4096, 64, false, false, 0}, {128, 2, 128, 4096, 64, false, false, 0},
-        {1, 1, 16, 131072, 64, false, false, 0}, {1, 1, 128, 32768, 64, false, false, 0}, {128, 1, 16, 4096, 64, true, false, 0},
-        {128, 1, 128, 4096, 64, true, false, 0}, {128, 1, 16, 4096, 64, false, true, 0},  {128, 1, 128, 4096, 64, false, true, 0},
+        {128, 1, 16, 4096, 64, false, false, 0},  {128, 1, 16, 4096, 64, false, false, 2},
+        {128, 1, 16, 4096, 64, false, false, 4},  {128, 1, 16, 4096, 1, false, false, 0},
+        {128, 1, 16, 4096, 0, false, false, 0},   {128, 1, 32, 4096, 64, false, false, 0},
+        {128, 1, 64, 4096, 64, false, false, 0},  {128, 1, 128, 4096, 64, false, false, 0},
+        {128, 2, 128, 4096, 64, false, false, 0}, {1, 1, 16, 131072, 64, false, false, 0},
+        {1, 1, 128, 32768, 64, false, false, 0},  {128, 1, 16, 4096, 64, true, false, 0},
+        {128, 1, 128, 4096, 64, true, false, 0},  {128, 1, 16, 4096, 64, false, true, 0},
+        {128, 1, 128, 4096, 64, false, true, 0},
     };
     decode(kernel, rows[0]);
     for (const DecodeRow& row : rows) {

@@ -1,5 +1,5 @@
-// MLA on CUDA against the CPU backend, through flare.h: random mixtures of all options, forced portable and automatic. Outputs and
-// workspace are poisoned, unused input is NaN, each call runs twice and must give equal bits. Ends with status 77 (skipped)
+// MLA on CUDA against the CPU backend, through flare.h: random mixtures of all options, forced portable and automatic. Outputs
+// and workspace are poisoned, unused input is NaN, each call runs twice and must give equal bits. Ends with status 77 (skipped)
 // where there is no usable GPU.
 //
 //   gpu_mla_test [mixtures [seed]]
@@ -84,12 +84,24 @@ void move_inputs(Decode& x, flare_mla_decode_params& p, Copies& copies) {
     copies.move(p.sink, static_cast<int64_t>(x.sink.size()) * 4);
 }
 
-constexpr int32_t operation_of(const Prefill&) { return FLARE_OP_MLA_PREFILL; }
-constexpr int32_t operation_of(const Decode&) { return FLARE_OP_MLA_DECODE; }
-int32_t call(const flare_mla_prefill_params& p) { return flare_mla_prefill(&p); }
-int32_t call(const flare_mla_decode_params& p) { return flare_mla_decode(&p); }
-int32_t workspace_of(const flare_mla_prefill_params& p, uint64_t* bytes) { return flare_mla_prefill_workspace(&p, bytes); }
-int32_t workspace_of(const flare_mla_decode_params& p, uint64_t* bytes) { return flare_mla_decode_workspace(&p, bytes); }
+constexpr int32_t operation_of(const Prefill&) {
+    return FLARE_OP_MLA_PREFILL;
+}
+constexpr int32_t operation_of(const Decode&) {
+    return FLARE_OP_MLA_DECODE;
+}
+int32_t call(const flare_mla_prefill_params& p) {
+    return flare_mla_prefill(&p);
+}
+int32_t call(const flare_mla_decode_params& p) {
+    return flare_mla_decode(&p);
+}
+int32_t workspace_of(const flare_mla_prefill_params& p, uint64_t* bytes) {
+    return flare_mla_prefill_workspace(&p, bytes);
+}
+int32_t workspace_of(const flare_mla_decode_params& p, uint64_t* bytes) {
+    return flare_mla_decode_workspace(&p, bytes);
+}
 
 bool multiples_of_8(std::initializer_list<int64_t> sizes) {
     return std::all_of(sizes.begin(), sizes.end(), [](int64_t x) { return x % 8 == 0; });
@@ -98,9 +110,9 @@ bool multiples_of_8(std::initializer_list<int64_t> sizes) {
 // The portable kernel that a problem has to run.
 bool on_tensor_cores(const flare_mla_prefill_params& p) {
     return p.dtype != FLARE_FP32 && p.d_c <= 512 && p.d_rope <= 64 &&
-           multiples_of_8({p.d_nope, p.d_rope, p.d_c, p.d_v, p.q_nope_stride_h, p.out_stride_h, p.w_uk_stride_r, p.w_uv_stride_r,
-                           p.latent_dtype == FLARE_UINT8 ? 0 : p.c_kv_stride_s, p.d_rope > 0 ? p.q_rope_stride_h : 0,
-                           p.k_rope != nullptr ? p.k_rope_stride_s : 0});
+           multiples_of_8({p.d_nope, p.d_rope, p.d_c, p.d_v, p.q_nope_stride_h, p.out_stride_h, p.w_uk_stride_r,
+                           p.w_uv_stride_r, p.latent_dtype == FLARE_UINT8 ? 0 : p.c_kv_stride_s,
+                           p.d_rope > 0 ? p.q_rope_stride_h : 0, p.k_rope != nullptr ? p.k_rope_stride_s : 0});
 }
 const char* portable_kernel(const flare_mla_prefill_params& p) {
     if (!on_tensor_cores(p)) {
@@ -108,15 +120,19 @@ const char* portable_kernel(const flare_mla_prefill_params& p) {
     }
     const bool tall = p.seqlen_q > 128 && 3 * p.seqlen_q > (p.d_c + 31) / 32 * 32 && p.d_nope <= 128 && p.d_v <= 128 &&
                       p.latent_dtype != FLARE_UINT8;
-    return tall ? "mla_prefill_sm80_up_project" : p.seqlen_q * p.heads <= 16 ? "mla_prefill_sm80_absorbed_r16" : "mla_prefill_sm80_absorbed_r32";
+    return tall                         ? "mla_prefill_sm80_up_project"
+           : p.seqlen_q * p.heads <= 16 ? "mla_prefill_sm80_absorbed_r16"
+                                        : "mla_prefill_sm80_absorbed_r32";
 }
 const char* portable_kernel(const flare_mla_decode_params& p) {
     const bool sparse = p.indices != nullptr;
     const bool good = p.dtype != FLARE_FP32 && p.d_c <= 512 && p.d_rope <= 64 &&
-                      multiples_of_8({p.d_rope, p.d_c, p.w_uk != nullptr ? p.d_nope : 0, p.w_uv != nullptr ? p.d_v : 0, p.q_stride_h,
-                                      p.out_stride_h, p.kv_dtype == FLARE_UINT8 ? 0 : p.kv_stride_s,
+                      multiples_of_8({p.d_rope, p.d_c, p.w_uk != nullptr ? p.d_nope : 0, p.w_uv != nullptr ? p.d_v : 0,
+                                      p.q_stride_h, p.out_stride_h, p.kv_dtype == FLARE_UINT8 ? 0 : p.kv_stride_s,
                                       p.w_uk != nullptr ? p.w_uk_stride_r : 0, p.w_uv != nullptr ? p.w_uv_stride_r : 0});
-    return !good ? "mla_decode_sm80_plain" : (sparse ? 1 : p.seqlen_q) * p.heads <= 16 ? "mla_decode_sm80_r16" : "mla_decode_sm80_r32";
+    return !good                                       ? "mla_decode_sm80_plain"
+           : (sparse ? 1 : p.seqlen_q) * p.heads <= 16 ? "mla_decode_sm80_r16"
+                                                       : "mla_decode_sm80_r32";
 }
 
 // What the CPU wrote must be there within the bound; what it left alone must be untouched.
@@ -161,7 +177,8 @@ void check(Problem& problem, int32_t kernel, const std::string& name) {
     p.out = copies.make(nullptr, problem.out.bytes());
     p.lse = p.lse != nullptr ? static_cast<float*>(copies.make(nullptr, problem.lse.bytes())) : nullptr;
     char running[128] = "?";
-    EXPECT(flare_kernel_name(operation_of(problem), &p, running, sizeof(running)) == FLARE_OK, "%s: %s", name.c_str(), last_error().c_str());
+    EXPECT(flare_kernel_name(operation_of(problem), &p, running, sizeof(running)) == FLARE_OK, "%s: %s", name.c_str(),
+           last_error().c_str());
     const std::string what = name + " [" + running + "]";
     if (kernel == FLARE_KERNEL_PORTABLE) {
         EXPECT(std::string(running) == portable_kernel(problem.p), "%s: want %s", what.c_str(), portable_kernel(problem.p));

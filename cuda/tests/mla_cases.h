@@ -226,8 +226,11 @@ inline std::unique_ptr<Prefill> random_prefill(Random& random, int64_t forced_sq
     p.mask = static_cast<int32_t>(random.integer(0, 1));
     p.batch = random.integer(1, 2);
     p.heads = random.integer(1, 3);
-    p.seqlen_q = forced_sq > 0 ? forced_sq : pick({0, 1, 2, 17, 64, 65, 80}, {0, 1, 17, 64, 128, 129, 170, 171, 172, 255, 256, 257, 300, 520});
-    p.seqlen_k = forced_sq > 0 ? forced_sq : pick({0, 1, 50, 96, 97, 130}, {0, 1, 31, 63, 64, 65, 127, 129, 256, 300, 520});
+    p.seqlen_q = pick({0, 1, 2, 17, 64, 65, 80}, {0, 1, 17, 64, 128, 129, 170, 171, 172, 255, 256, 257, 300, 520});
+    p.seqlen_k = pick({0, 1, 50, 96, 97, 130}, {0, 1, 31, 63, 64, 65, 127, 129, 256, 300, 520});
+    if (forced_sq > 0) {
+        p.seqlen_q = p.seqlen_k = forced_sq;
+    }
     p.d_nope = pick({1, 8, 24, 32, 64, 70, 128}, {128, 128, 128, 64, 24, 72, 192});
     p.d_rope = rows656 ? 64 : pick({0, 0, 3, 16, 64}, {0, 64, 64, 64, 16, 24, 72});
     p.d_c = rows656 ? 512 : pick({1, 16, 40, 96, 128}, {512, 512, 256, 128, 40, 520});

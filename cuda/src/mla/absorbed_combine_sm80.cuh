@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(absorbed::kCombineThreads)
         acc.z = fmaf(w, x.z, acc.z);
         acc.w = fmaf(w, x.w, acc.w);
     }
-    const int64_t at = token_offset(a, s, s.first_token + token, tiles.out_stride_b, tiles.out_stride_s) + head * tiles.out_stride_h + column;
+    const int64_t at =
+        token_offset(a, s, s.first_token + token, tiles.out_stride_b, tiles.out_stride_s) + head * tiles.out_stride_h + column;
     store_pair(tiles.out, tiles.out_dtype, at, acc.x, acc.y);
     store_pair(tiles.out, tiles.out_dtype, at + 2, acc.z, acc.w);
 }

@@ -9,8 +9,8 @@ inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kKeys = 32;  // of a key tile: one warp looks up their places
 inline constexpr int kLatentCols = 512;
-inline constexpr int kCols = 576;  // [latent | rope], zeros where d_c < 512 or d_rope < 64
-inline constexpr int kRowBytes = 2 * kCols + 16;  // eight rows at one column fall on different banks
+inline constexpr int kCols = 576;                      // [latent | rope], zeros where d_c < 512 or d_rope < 64
+inline constexpr int kRowBytes = 2 * kCols + 16;       // eight rows at one column fall on different banks
 inline constexpr int kLatentChunks = kLatentCols / 8;  // of 16 bytes
 inline constexpr int kTileBytes = kKeys * kRowBytes;
 inline constexpr int kRawBytes = kKeys * 656;
@@ -38,8 +38,8 @@ inline constexpr int kScorePitch = kKeys + 8;   // floats: rows of 8 banks apart
 inline constexpr int kWeightPitch = kKeys + 8;  // halves: rows of 80 bytes, conflict-free for ldmatrix
 inline constexpr int kWarpCols = kLatentCols / kWarps;
 
-// 656-byte rows keep their e4m3 values unscaled, which fp16 holds exactly; scores of a group are multiplied by the key's scale of
-// that group, and P comes in four versions, one times the scale of each group.
+// 656-byte rows keep their e4m3 values unscaled, which fp16 holds exactly; scores of a group are multiplied by the key's scale
+// of that group, and P comes in four versions, one times the scale of each group.
 template <int kRows, bool kRow656>
 struct SharedStorage {
     alignas(128) uint8_t k[Stages<kRow656>::kTiles][kTileBytes];

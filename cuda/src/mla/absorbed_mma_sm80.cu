@@ -152,10 +152,12 @@ int32_t launch(const AbsorbedArgs& a, const AbsorbedTiles& tiles, unsigned grid,
 
 template <typename T>
 int32_t launch(const AbsorbedArgs& a, const AbsorbedTiles& tiles, int rows_per_tile, unsigned grid, cudaStream_t stream) {
-    return rows_per_tile == 16 ? launch<T, 16, false>(a, tiles, grid, stream) : launch<T, kTallRows, false>(a, tiles, grid, stream);
+    return rows_per_tile == 16 ? launch<T, 16, false>(a, tiles, grid, stream)
+                               : launch<T, kTallRows, false>(a, tiles, grid, stream);
 }
 
-int32_t launch_attention(const AbsorbedArgs& a, const AbsorbedTiles& tiles, int rows_per_tile, unsigned grid, cudaStream_t stream) {
+int32_t launch_attention(const AbsorbedArgs& a, const AbsorbedTiles& tiles, int rows_per_tile, unsigned grid,
+                         cudaStream_t stream) {
     if (a.kv_dtype == DType::kRow656) {
         return rows_per_tile == 16 ? launch<__half, 16, true>(a, tiles, grid, stream)
                                    : launch<__half, kTallRows, true>(a, tiles, grid, stream);
@@ -175,11 +177,12 @@ bool absorbed_mma_takes(const AbsorbedArgs& a) {
         return false;
     }
     const bool sizes = multiple_of_8({a.d_c, a.d_rope, a.w_uk != nullptr ? a.d_nope : 0, a.w_uv != nullptr ? a.d_v : 0});
-    const bool strides = multiple_of_8({a.q_stride_b, a.q_stride_s, a.q_stride_h, a.q_rope_stride_b, a.q_rope_stride_s,
-                                        a.q_rope_stride_h, a.out_stride_b, a.out_stride_s, a.out_stride_h}) &&
-                         multiple_of_8({a.latent_stride_b / 2, a.latent_stride_s / 2, a.rope_stride_b / 2, a.rope_stride_s / 2}) &&
-                         (a.w_uk == nullptr || multiple_of_8({a.w_uk_stride_h, a.w_uk_stride_r})) &&
-                         (a.w_uv == nullptr || multiple_of_8({a.w_uv_stride_h, a.w_uv_stride_r}));
+    const bool strides =
+        multiple_of_8({a.q_stride_b, a.q_stride_s, a.q_stride_h, a.q_rope_stride_b, a.q_rope_stride_s, a.q_rope_stride_h,
+                       a.out_stride_b, a.out_stride_s, a.out_stride_h}) &&
+        multiple_of_8({a.latent_stride_b / 2, a.latent_stride_s / 2, a.rope_stride_b / 2, a.rope_stride_s / 2}) &&
+        (a.w_uk == nullptr || multiple_of_8({a.w_uk_stride_h, a.w_uk_stride_r})) &&
+        (a.w_uv == nullptr || multiple_of_8({a.w_uv_stride_h, a.w_uv_stride_r}));
     return sizes && strides;
 }
 

@@ -4,9 +4,9 @@
 // tiles. A tile is 32 x 576 in shared memory; two of them alternate, filled by cp.async one tile ahead. Per tile:
 //
 //   wait for the tile, barrier A          issue the copies of tile i + 1; warp 0 looks up the places of tile i + 2
-//   scores: warp (g, h) multiplies channels [144 g, 144 g + 144) of all rows and keys [16 h, 16 h + 16): q stays in
+//   scores: warp (g, h) multiplies latents [128 g, +128) and rope [16 g, +16) of all rows and keys [16 h, +16): q stays in
 //           registers; partial sums to shared memory; barrier B
-//   softmax: kRows threads-groups add the four partial sums, update maximum and sum, write P and the factor; barrier C
+//   softmax: the threads of a row add the four partial sums, update maximum and sum, write P and the factor; barrier C
 //   O += P c: warp w owns latent columns [64 w, 64 w + 64)
 //
 // Shared-memory traffic per tile at 16 rows: 36 KB written by cp.async, 36 KB read by scores, 32 KB by O, 12 KB partial sums:
@@ -24,15 +24,15 @@ namespace flare::mla {
 // Where results go: split 0 of 1 straight to out, or to the partial buffers.
 struct AbsorbedTiles {
     int32_t num_splits;
-    int32_t num_tiles;     // of rows, per unit
-    int32_t rows_padded;   // seqlen_q * heads (sparse: heads): rows of a unit in the partial buffers
-    int32_t units;         // sequences (sparse: tokens)
-    float* o_part;         // [num_splits, units, rows_padded, d_c]
-    float* lse_part;       // [num_splits, units, rows_padded], log2
-    void* out;             // final results: the caller's, or latent outputs before W_uv
+    int32_t num_tiles;    // of rows, per unit
+    int32_t rows_padded;  // seqlen_q * heads (sparse: heads): rows of a unit in the partial buffers
+    int32_t units;        // sequences (sparse: tokens)
+    float* o_part;        // [num_splits, units, rows_padded, d_c]
+    float* lse_part;      // [num_splits, units, rows_padded], log2
+    void* out;            // final results: the caller's, or latent outputs before W_uv
     DType out_dtype;
     int64_t out_stride_b, out_stride_s, out_stride_h;
-    DType q_dtype;       // of a.q: fp16 after W_uk, whatever a.dtype is
+    DType q_dtype;  // of a.q: fp16 after W_uk, whatever a.dtype is
     DType q_rope_dtype;
 };
 
@@ -64,7 +64,8 @@ __device__ __forceinline__ void e4m3_to_fp16(uint32_t word, uint32_t& lo, uint32
 
 // Partial scores of latents times the scales of their keys; `key` is this thread's first.
 template <int kRowTiles>
-__device__ __forceinline__ void scale_scores(float (&acc)[kRowTiles][2][4], const float (*scales)[kScoreGroups], int key, int group) {
+__device__ __forceinline__ void scale_scores(float (&acc)[kRowTiles][2][4], const float (*scales)[kScoreGroups], int key,
+                                             int group) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
         const float scale0 = scales[key + 8 * n][group];
@@ -135,7 +136,8 @@ struct TileLoader {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const bool copied = valid && 8 * (lane + 32 * half) < a.d_c;
-                    ptx::cp_async_16(dst + chunk_offset(row, lane + 32 * half), copied ? src + 512 * half : a.latent, copied ? 16 : 0);
+                    ptx::cp_async_16(dst + chunk_offset(row, lane + 32 * half), copied ? src + 512 * half : a.latent,
+                                     copied ? 16 : 0);
                 }
             }
             const int row = 4 * warp + lane / 8;
@@ -183,7 +185,9 @@ struct TileLoader {
         }
     }
 
-    __device__ __forceinline__ uint32_t k_address(int tile) const { return k_addr + tile % Stages<kRow656>::kTiles * kTileBytes; }
+    __device__ __forceinline__ uint32_t k_address(int tile) const {
+        return k_addr + tile % Stages<kRow656>::kTiles * kTileBytes;
+    }
     __device__ __forceinline__ uint32_t raw_address(int tile) const {
         return static_cast<uint32_t>(__cvta_generic_to_shared(smem.raw[kRow656 ? tile % 2 : 0]));
     }
@@ -201,8 +205,8 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
     static_assert(!kRow656 || std::is_same_v<T, __half>, "656-byte rows are fp16 arithmetic");
     constexpr int kAhead = Stages<kRow656>::kAhead;
     constexpr int kRowTiles = kRows / 16;
-    constexpr int kRowThreads = kThreads / kRows;       // threads that share a row's softmax
-    constexpr int kRowKeys = kKeys / kRowThreads;       // keys of a thread there
+    constexpr int kRowThreads = kThreads / kRows;  // threads that share a row's softmax
+    constexpr int kRowKeys = kKeys / kRowThreads;  // keys of a thread there
     extern __shared__ __align__(128) uint8_t smem_bytes[];
     using Storage = SharedStorage<kRows, kRow656>;
     Storage& smem = *reinterpret_cast<Storage*>(smem_bytes);
@@ -246,9 +250,9 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
             const bool valid = row < rows;
             // 16-bit elements: of T, or with T = fp16 also bf16.
             const uint16_t* latent = static_cast<const uint16_t*>(a.q) + head * a.q_stride_h +
-                              token_offset(a, s, s.first_token + token, a.q_stride_b, a.q_stride_s);
+                                     token_offset(a, s, s.first_token + token, a.q_stride_b, a.q_stride_s);
             const uint16_t* rope = static_cast<const uint16_t*>(a.q_rope) + head * a.q_rope_stride_h +
-                            token_offset(a, s, s.first_token + token, a.q_rope_stride_b, a.q_rope_stride_s);
+                                   token_offset(a, s, s.first_token + token, a.q_rope_stride_b, a.q_rope_stride_s);
 #pragma unroll
             for (int kk = 0; kk < kScoreSteps; ++kk) {
 #pragma unroll
@@ -270,7 +274,8 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
     }
 
     // Softmax: thread tid has keys [kRowKeys c, ..) of row tid / kRowThreads.
-    const int my_limit = row0 + tid / kRowThreads < rows ? key_limit(a, s, s.first_token + (row0 + tid / kRowThreads) / a.heads) : 0;
+    const int my_limit =
+        row0 + tid / kRowThreads < rows ? key_limit(a, s, s.first_token + (row0 + tid / kRowThreads) / a.heads) : 0;
     float top = -INFINITY;  // log2 units, the same in all threads of the row
     float sum = 0.0f;       // this thread's share
 
@@ -306,8 +311,8 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
             float acc[kRowTiles][2][4] = {};
             // Matrices: keys 0-7 and 8-15 of the half, channels 0-7 and 8-15 of the step.
             const int key = 16 * key_half + (lane / 16) * 8 + lane % 8;
-            // kConvert: q W_uk^T is fp16, as rounded to bf16 it would move scores and with them the lse of rows that see few keys;
-            // so the latents' fragments become fp16 too.
+            // kConvert: q W_uk^T is fp16, as rounded to bf16 it would move scores and with them the lse of rows that see few
+            // keys; so the latents' fragments become fp16 too.
             const auto score = [&](auto convert) {
                 constexpr bool kConvert = decltype(convert)::value;
 #pragma unroll
@@ -347,7 +352,7 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
                     const int column = 16 * key_half + 8 * n + 2 * (lane % 4);
-                    float(*scores)[kScorePitch] = smem.scores[group] + 16 * m + lane / 4;
+                    float (*scores)[kScorePitch] = smem.scores[group] + 16 * m + lane / 4;
                     *reinterpret_cast<float2*>(&scores[0][column]) = make_float2(acc[m][n][0], acc[m][n][1]);
                     *reinterpret_cast<float2*>(&scores[8][column]) = make_float2(acc[m][n][2], acc[m][n][3]);
                 }
@@ -394,7 +399,8 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
                 for (int i = 0; i < kRowKeys; i += 2) {
                     const float scale0 = kRow656 ? smem.scales[my_key + i][g] : 1.0f;
                     const float scale1 = kRow656 ? smem.scales[my_key + i + 1][g] : 1.0f;
-                    *reinterpret_cast<uint32_t*>(&smem.weights[g][my_row][my_key + i]) = ptx::pack2<T>(x[i] * scale0, x[i + 1] * scale1);
+                    *reinterpret_cast<uint32_t*>(&smem.weights[g][my_row][my_key + i]) =
+                        ptx::pack2<T>(x[i] * scale0, x[i + 1] * scale1);
                 }
             }
             if (tid % kRowThreads == 0) {
@@ -427,7 +433,8 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
                 uint32_t p[kRowTiles][4];
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
-                    const uint16_t* weights = &smem.weights[kRow656 ? warp / 2 : 0][16 * m + lane % 16][16 * kk + 8 * (lane / 16)];
+                    const uint16_t* weights =
+                        &smem.weights[kRow656 ? warp / 2 : 0][16 * m + lane % 16][16 * kk + 8 * (lane / 16)];
                     ptx::ldmatrix_x4(p[m], static_cast<uint32_t>(__cvta_generic_to_shared(weights)));
                 }
                 // Matrices: keys 0-7 and 8-15 of the step, columns 0-7 and 8-15.

@@ -55,7 +55,8 @@ __device__ __forceinline__ Row find_row(const HeadProduct& p, int row) {
 }
 
 template <typename T, bool kBIsNk>
-__global__ void __launch_bounds__(kThreads, 4) mla_head_product_sm80_kernel(const HeadProduct p, int row_tiles, int column_tiles) {
+__global__ void __launch_bounds__(kThreads, 4)
+    mla_head_product_sm80_kernel(const HeadProduct p, int row_tiles, int column_tiles) {
     __shared__ alignas(16) uint16_t a_smem[2][kTile * kPitchDepth];
     __shared__ alignas(16) uint16_t b_smem[2][kBIsNk ? kTile * kPitchDepth : kDepth * kPitchTile];
     const int tid = static_cast<int>(threadIdx.x);
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__(kThreads, 4) mla_head_product_sm80_kernel(cons
             const int n = column0 + (kBIsNk ? row : column);
             const bool valid = k < p.k && n < p.n;
             const T* src = weights + (kBIsNk ? n * p.b_stride_r + k : k * p.b_stride_r + n);
-            ptx::cp_async_16(b_addr + 2 * (row * (kBIsNk ? kPitchDepth : kPitchTile) + column), valid ? src : p.b, valid ? 16 : 0);
+            ptx::cp_async_16(b_addr + 2 * (row * (kBIsNk ? kPitchDepth : kPitchTile) + column), valid ? src : p.b,
+                             valid ? 16 : 0);
         }
         ptx::cp_async_commit();
     };
@@ -124,7 +126,8 @@ __global__ void __launch_bounds__(kThreads, 4) mla_head_product_sm80_kernel(cons
             for (int n = 0; n < 4; n += 2) {
                 uint32_t bf[4];
                 if constexpr (kBIsNk) {
-                    const uint16_t* at = b + (warp_column + 8 * n + 8 * (lane / 16) + lane % 8) * kPitchDepth + kk + 8 * (lane / 8 % 2);
+                    const uint16_t* at =
+                        b + (warp_column + 8 * n + 8 * (lane / 16) + lane % 8) * kPitchDepth + kk + 8 * (lane / 8 % 2);
                     ptx::ldmatrix_x4(bf, static_cast<uint32_t>(__cvta_generic_to_shared(at)));
                 } else {
                     const uint16_t* at = b + (kk + lane % 16) * kPitchTile + warp_column + 8 * n + 8 * (lane / 16);
@@ -147,7 +150,8 @@ __global__ void __launch_bounds__(kThreads, 4) mla_head_product_sm80_kernel(cons
             if (!r.used) {
                 continue;
             }
-            const int64_t at = (p.cu_seqlens_q != nullptr ? 0 : r.batch * p.c_stride_b) + r.token * p.c_stride_s + head * p.c_stride_h;
+            const int64_t at =
+                (p.cu_seqlens_q != nullptr ? 0 : r.batch * p.c_stride_b) + r.token * p.c_stride_s + head * p.c_stride_h;
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int column = column0 + warp_column + 8 * n + 2 * (lane % 4);
@@ -182,7 +186,8 @@ int32_t launch_head_product_sm80(const HeadProduct& p, cudaStream_t stream) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
     if (p.dtype == DType::kBf16) {
-        launch<__nv_bfloat16>(p, static_cast<unsigned>(grid), static_cast<int>(row_tiles), static_cast<int>(column_tiles), stream);
+        launch<__nv_bfloat16>(p, static_cast<unsigned>(grid), static_cast<int>(row_tiles), static_cast<int>(column_tiles),
+                              stream);
     } else {
         launch<__half>(p, static_cast<unsigned>(grid), static_cast<int>(row_tiles), static_cast<int>(column_tiles), stream);
     }

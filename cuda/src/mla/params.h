@@ -16,7 +16,8 @@ enum class WeightLayout : int32_t {
 // Absorbed form: every query head reads one shared latent row of d_c + d_rope channels as its key and the first d_c
 // channels of it as its value.
 struct MlaDecodeParams {
-    const void* q;   // [B, Sq, H, d_c + d_rope]; [.., d_c] with q_rope; [.., d_nope] with w_uk. [total_q, H, .] with cu_seqlens_q
+    const void*
+        q;  // [B, Sq, H, d_c + d_rope]; [.., d_c] with q_rope; [.., d_nope] with w_uk. [total_q, H, .] with cu_seqlens_q
     const void* kv;  // [B, Sk, d_c + d_rope], or [num_pages, page_size, d_c + d_rope] with block_table or indices
     void* out;       // [B, Sq, H, d_c]; [.., d_v] with w_uv
     float* lse;      // [B, H, Sq] natural log, [H, total_q] with cu_seqlens_q; null when not wanted

@@ -1,4 +1,5 @@
-// Portable MLA prefill: up-projecting where a key serves enough rows, else absorbed, both on tensor cores; else the plain kernel.
+// Portable MLA prefill: up-projecting where a key serves enough rows, else absorbed, both on tensor cores; else the plain
+// kernel.
 #include "prefill_sm80.h"
 
 #include "absorbed_sm80.h"

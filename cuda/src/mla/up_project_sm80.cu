@@ -25,7 +25,8 @@ bool up_project_takes(const AbsorbedArgs& a, int shared_bytes) {
         shared_bytes < static_cast<int>(sizeof(up_project::SharedStorage))) {
         return false;
     }
-    // FLOP a pair as the kernels pad: 640 + 512 d_c / R here, 2,176 absorbed. A block of fewer than 129 rows would be half empty.
+    // FLOP a pair as the kernels pad: 640 + 512 d_c / R here, 2,176 absorbed. A block of fewer than 129 rows would be half
+    // empty.
     const int channels = (a.d_c + up_project::kDepth - 1) / up_project::kDepth * up_project::kDepth;
     return a.seqlen_q > up_project::kRows / 2 && 3 * int64_t{a.seqlen_q} > channels;
 }

@@ -109,12 +109,12 @@ struct Copier {
         const int j = key_tile * kKeys + thread / 4;
         return j < end ? key_place(a, s, j) : KeyPlace{0, -1};
     }
-    __device__ __forceinline__ void begin() {
-        here = look_up(0);
-    }
+    __device__ __forceinline__ void begin() { here = look_up(0); }
 
     // 16 bytes, zeros unless valid; then src isn't read.
-    static __device__ __forceinline__ void copy(uint32_t dst, const void* src, bool valid) { ptx::cp_async_16(dst, src, valid ? 16 : 0); }
+    static __device__ __forceinline__ void copy(uint32_t dst, const void* src, bool valid) {
+        ptx::cp_async_16(dst, src, valid ? 16 : 0);
+    }
 
     // A step's copies as they advance from part to part.
     struct Sources {
@@ -135,8 +135,9 @@ struct Copier {
         x.latent = a.latent + here.offset(s, a.latent_stride_b, a.latent_stride_s) + 2 * x.channel;
         x.c = shared_address(smem.c[stage]) + depth_offset(tid / 4, tid % 4);
         set_weight(x, false);
-        x.w = shared_address(smem.w[stage]) + (kWeightsNk ? depth_offset(tid / kWeightChunks, tid % kWeightChunks)
-                                                          : wide_offset<2 * (kNope + kValue)>(tid / kWeightChunks, tid % kWeightChunks));
+        x.w = shared_address(smem.w[stage]) +
+              (kWeightsNk ? depth_offset(tid / kWeightChunks, tid % kWeightChunks)
+                          : wide_offset<2 * (kNope + kValue)>(tid / kWeightChunks, tid % kWeightChunks));
         return x;
     }
     // The first half of the parts copies W_uk, the second W_uv.
@@ -147,7 +148,8 @@ struct Copier {
         const int channel0 = step * kDepth;
         const int width = uv ? a.d_v : a.d_nope;
         const int64_t stride = uv ? a.w_uv_stride_r : a.w_uk_stride_r;
-        const T* src = uv ? static_cast<const T*>(a.w_uv) + head * a.w_uv_stride_h : static_cast<const T*>(a.w_uk) + head * a.w_uk_stride_h;
+        const T* src = uv ? static_cast<const T*>(a.w_uv) + head * a.w_uv_stride_h
+                          : static_cast<const T*>(a.w_uk) + head * a.w_uk_stride_h;
         if constexpr (kWeightsNk) {
             src += row * stride + channel0 + column;
             x.rows = channel0 + column < a.d_c ? width - row : 0;
@@ -198,7 +200,8 @@ struct Copier {
     }
 };
 
-// acc += c [64, kDepth] w [kDepth, 256] of one stage: this warp's 32 x 64; issues the copies of a later one. Chunk 2 i of a row lies at its chunk 0 XOR 32 i bytes.
+// acc += c [64, kDepth] w [kDepth, 256] of one stage: this warp's 32 x 64; issues the copies of a later one. Chunk 2 i of a row
+// lies at its chunk 0 XOR 32 i bytes.
 template <typename T, bool kWeightsNk>
 __device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_base, uint32_t w_base, int thread,
                                              Copier<T, kWeightsNk>& copier) {
@@ -257,8 +260,8 @@ __device__ __forceinline__ void project_step(float (&acc)[2][8][4], uint32_t c_b
     }
 }
 
-// This warp's 32 x 64 of [K | V]. K is fp16 whatever T is: rounded to bf16 it would move scores by up to 2^-9 of themselves, and
-// with them the lse of rows that see few keys.
+// This warp's 32 x 64 of [K | V]. K is fp16 whatever T is: rounded to bf16 it would move scores by up to 2^-9 of themselves,
+// and with them the lse of rows that see few keys.
 template <typename T>
 __device__ __forceinline__ void store_projected(SharedStorage& smem, const float (&acc)[2][8][4], int thread) {
     const int tid = recomputed(thread);
