@@ -55,6 +55,26 @@ class FakeDeviceTest extends DeviceContract {
     return cuda.name(stream.handle());
   }
 
+  /** Asks a GPU for more than there is, and prints what flare says; run by TrackingTest. */
+  static final class Greedy {
+    private Greedy() {}
+
+    public static void main(String[] args) {
+      FakeCuda cuda = new FakeCuda();
+      cuda.capacity = 1000;
+      Device gpu = Device.of(cuda, FakeCuda.ORDINAL);
+      Tensor first = Tensor.empty(gpu, DType.UINT8, Shape.of(300));
+      Tensor second = Tensor.empty(gpu, DType.UINT8, Shape.of(100));
+      try {
+        Tensor.empty(gpu, DType.FP32, Shape.of(300)).close();
+      } catch (OutOfMemoryException e) {
+        System.out.println(e.getMessage());
+      }
+      first.close();
+      System.out.println(gpu.liveSites() + " " + second.isOpen());
+    }
+  }
+
   // ---- contexts -------------------------------------------------------------------------------
 
   @Test

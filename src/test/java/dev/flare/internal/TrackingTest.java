@@ -35,6 +35,22 @@ class TrackingTest {
 
   @Test
   void namesTheGuilty() throws Exception {
+    assertThat(outputOf(Program.class.getName()))
+        .contains("4000 bytes in 1 from dev.flare.internal.TrackingTest$Program.main")
+        .contains("closed here")
+        .endsWith("true\n");
+  }
+
+  @Test
+  void namesWhoHoldsTheMemoryOfAFullGpu() throws Exception {
+    assertThat(outputOf("dev.flare.FakeDeviceTest$Greedy"))
+        .contains("could not be had; free are 600 of 1000, flare holds 400:\n  ")
+        .contains("300 bytes in 1 from dev.flare.FakeDeviceTest$Greedy.main")
+        .contains("100 bytes in 1 from dev.flare.FakeDeviceTest$Greedy.main")
+        .endsWith("] true\n");
+  }
+
+  private static String outputOf(String program) throws Exception {
     List<String> command =
         List.of(
             Path.of(System.getProperty("java.home"), "bin", "java").toString(),
@@ -42,13 +58,10 @@ class TrackingTest {
             LoaderTest.classPath(),
             "--enable-native-access=ALL-UNNAMED",
             "-Dflare.track=true",
-            Program.class.getName());
+            program);
     Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
     String out = new String(process.getInputStream().readAllBytes(), UTF_8);
     assertThat(process.waitFor()).as(out).isZero();
-    assertThat(out)
-        .contains("4000 bytes in 1 from dev.flare.internal.TrackingTest$Program.main")
-        .contains("closed here")
-        .endsWith("true\n");
+    return out;
   }
 }
