@@ -738,9 +738,10 @@ void test_grid() {
                 test_options(with(decode(dtype, d), [](Case& x) { x.expect = "attention_sm80"; }));
             }
         }
-        test(with(prefill(dtype, 128, 128), [](Case& x) {
+        const char* automatic = dtype == FLARE_FP8_E4M3 ? "attention_sm90_d128_e4m3" : "attention_sm80";
+        test(with(prefill(dtype, 128, 128), [=](Case& x) {
             x.kernel = FLARE_KERNEL_AUTO;
-            x.expect = "attention_sm80";
+            x.expect = automatic;
         }));
     }
     // Automatic choice on Hopper: its own kernel, or a portable one for what that refuses or does slower.

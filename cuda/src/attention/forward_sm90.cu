@@ -47,19 +47,23 @@ int find_instance(const FwdParams& p) {
     const Sm90Elements elements = p.dtype == DType::kFp8E4m3 ? Sm90Elements::kE4m3 : Sm90Elements::k16Bit;
     const int64_t keys = mean_visible_keys(p);
     if (elements == Sm90Elements::k16Bit && p.head_dim == p.head_dim_v) {
-        const bool plain = p.softcap == 0.0f && p.alibi_slopes == nullptr && !lengths_on_device(p);
+        const bool plain = p.softcap == 0.0f && p.alibi_slopes == nullptr && !has_device_lengths(p);
         const bool masked = p.window_left >= 0 || p.window_right >= 0;
         // Small blocks, several an SM, where tiles are short and edges much of them: one's start and end run under the others.
         if (p.head_dim == 64 && plain && masked && keys <= 640) {
             return k_d64_short;
         }
+        // Two blocks that share their keys save power where many keys follow each other, and lose time at edges.
+        const bool pair = plain && keys >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0;
+        if (p.head_dim == 256 && pair) {
+            return k_d256_pair;
+        }
+        if (p.head_dim == 128 && pair) {
+            return k_d128_pair;
+        }
         // Wide key blocks pay where few of a tile's blocks are cut by a mask.
         if (p.head_dim == 128 && keys >= 2048) {
             return k_d128_wide;
-        }
-        // Two blocks that share their keys save power, and lose some time to each other's edges.
-        if (p.head_dim == 256 && plain && keys >= 4096 && p.seqlen_q >= 1024) {
-            return k_d256_pair;
         }
     }
     for (int i = 0; i < kNumInstances; ++i) {

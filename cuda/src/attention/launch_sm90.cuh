@@ -120,7 +120,7 @@ int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
             return launch_sm90<
                 Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, true, true>>(p, stream);
         }
-        if (lengths_on_device(p)) {
+        if (has_device_lengths(p)) {
             return launch_sm90<
                 Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, false, true>>(p, stream);
         }

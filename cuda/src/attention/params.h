@@ -78,7 +78,7 @@ struct FwdParams {
     int32_t sm_count;  // of the device that runs the launch
 };
 
-inline bool lengths_on_device(const FwdParams& p) {
+inline bool has_device_lengths(const FwdParams& p) {
     return p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr || p.seqused_k != nullptr;
 }
 

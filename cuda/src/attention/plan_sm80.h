@@ -125,10 +125,6 @@ inline bool aligned_strides(const Strides& s, int64_t multiple) {
     return s.batch % multiple == 0 && s.row % multiple == 0 && s.head % multiple == 0;
 }
 
-inline bool has_device_lengths(const FwdParams& p) {
-    return p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr || p.seqused_k != nullptr;
-}
-
 // Whether 16-byte copies and tensor cores can serve the tensors.
 inline bool suits_tensor_cores(const FwdParams& p) {
     const bool type = p.dtype == DType::kBf16 || p.dtype == DType::kFp16;
