@@ -27,6 +27,7 @@ struct Case {
     int64_t pad = 0;  // extra elements behind every row
     int64_t state_pad = 0;
     double gate_mean = 0.0, gate_spread = 1.0, beta_mean = 0.0, beta_spread = 1.0;
+    enum class Keys { kNormal, kSame, kTwoInTurn, kEveryThirdZero, kTinyAndLarge } keys = Keys::kNormal;
     double collinear = 0.0;   // keys = one row per head + this much noise
     double minus_1000 = 0.0;  // share of gates of -1000
     int64_t nan_sequence = -1;
@@ -132,11 +133,38 @@ struct Data {
                 }
             }
         }
+        arrange_keys(c);
         for (Tokens* x : {&q, &k, &v, &g, &beta}) {
             x->data->upload();
         }
         a_log.fill_normal(0.5);
         dt_bias.fill_normal();
+    }
+
+    void arrange_keys(const Case& c) {
+        for (int64_t b = 0; b < c.batches() && c.keys != Case::Keys::kNormal; ++b) {
+            for (int64_t t = 0; t < c.rows(); ++t) {
+                for (int64_t h = 0; h < c.heads_qk; ++h) {
+                    for (int64_t i = 0; i < c.dim_k; ++i) {
+                        const int64_t at = k.at(b, t, h) + i;
+                        switch (c.keys) {
+                            case Case::Keys::kSame:
+                                k.data->set(at, k.data->get(k.at(b, 0, h) + i));
+                                break;
+                            case Case::Keys::kTwoInTurn:
+                                k.data->set(at, k.data->get(k.at(b, t % 2, h) + i));
+                                break;
+                            case Case::Keys::kEveryThirdZero:
+                                k.data->set(at, t % 3 == 0 ? 0.0f : k.data->get(at));
+                                break;
+                            default:
+                                k.data->set(at, k.data->get(at) * (t % 2 == 0 ? 1e-4f : 1e2f));
+                                break;
+                        }
+                    }
+                }
+            }
+        }
     }
 
     template <typename Params>
@@ -576,6 +604,33 @@ void test_edges() {
             for (const double size : {1e-8, 1e-3, 1e4, 1e9}) {
                 forward("small and large values", kernel,
                         [&](Case& c) { c.value_size = size, c.initial = false, c.tokens = 200; });
+            }
+        }
+        if (kernel == FLARE_KERNEL_PORTABLE) {
+            for (const Case::Keys keys :
+                 {Case::Keys::kSame, Case::Keys::kTwoInTurn, Case::Keys::kEveryThirdZero, Case::Keys::kTinyAndLarge}) {
+                for (const int32_t dtype : {FLARE_BF16, FLARE_FP16}) {
+                    const auto arranged = [&](const char* name, const std::function<void(Case&)>& change) {
+                        forward(name, kernel, [&](Case& c) {
+                            c.keys = keys, c.dtype = dtype, c.heads_qk = c.heads_v = 1, c.tokens = 1900;
+                            c.dim_k = 64, c.dim_v = keys == Case::Keys::kSame ? 128 : 64;
+                            c.a_log = c.dt_bias = false;
+                            change(c);
+                        });
+                    };
+                    arranged("arranged keys, gates of -1000",
+                             [](Case& c) { c.gate = FLARE_GATE_LOG, c.minus_1000 = 0.15; });
+                    arranged("arranged keys, gates of 0",
+                             [](Case& c) { c.gate = FLARE_GATE_LOG, c.gate_spread = 0.0; });
+                    // Beyond the recipes: what 16-bit operands do to a memory of 600 tokens. Held here so that it
+                    // doesn't get worse.
+                    arranged("arranged keys, beta up to 2, slow decay", [&](Case& c) {
+                        c.beta = FLARE_BETA_SIGMOID2, c.gate_mean = -8.0, c.gate_spread = 0.0;
+                        c.bound = dtype == FLARE_FP16 ? 3e-3 : keys == Case::Keys::kTwoInTurn ? 2.5e-2 : 8e-3;
+                    });
+                    arranged("arranged keys, beta up to 2",
+                             [](Case& c) { c.beta = FLARE_BETA_SIGMOID2, c.gate_spread = 50.0; });
+                }
             }
         }
         forward("beta 0", kernel, [](Case& c) { c.beta_mean = -60.0, c.beta_spread = 0.0; });

@@ -4,6 +4,8 @@
 
 #include "kda/common.cuh"
 
+#include <type_traits>
+
 namespace flare::kda::sm80 {
 
 inline constexpr int kChunk = 32;  // tokens
@@ -16,15 +18,21 @@ inline constexpr int kChunk = 32;  // tokens
 // Kr and A are fp16 whatever the dtype of the inputs: of all operands their rounding, and U's, is what the output sees
 // when keys are nearly collinear (relative error 1.9e-2 with bf16, 2.9e-3 with fp16, on 256 tokens with keys equal to 1
 // % and a memory of 100 tokens).
-template <int kK>
+//
+// With fp16 inputs Kr comes in two terms. Its rounding noise orthogonal to a key that repeats is never corrected and
+// grows with the root of the memory: with one term 4.4e-3 at 600 tokens (gates of -8 under a bound of -5, one key
+// throughout), with two 1.7e-3. bf16 inputs have no use for it: their own roundings are larger.
+template <typename T, int kK>
 struct ChunkLayout {
+    static constexpr int kKrTerms = std::is_same_v<T, __half> ? 2 : 1;
     static_assert(kK == 64 || kK == 128, "whole 128-byte-wide chunks");
     static constexpr uint32_t kTileBytes = kChunk * kK * 2;
-    static constexpr uint32_t kOffsetKd = 0;               // k * exp(G)
-    static constexpr uint32_t kOffsetQd = kTileBytes;      // cq q * exp(G)
-    static constexpr uint32_t kOffsetKr = 2 * kTileBytes;  // ck k * exp(G_C - G), fp16
-    static constexpr uint32_t kOffsetX =
-        3 * kTileBytes;  // (I + L)^-1, unit lower triangular: its diagonal is exact in 16 bits
+    static constexpr uint32_t kOffsetKd = 0;                  // k * exp(G)
+    static constexpr uint32_t kOffsetQd = kTileBytes;         // cq q * exp(G)
+    static constexpr uint32_t kOffsetKr = 2 * kTileBytes;     // ck k * exp(G_C - G), fp16
+    static constexpr uint32_t kOffsetKrLow = 3 * kTileBytes;  // with two terms: what fp16 leaves of Kr, fp16
+    // (I + L)^-1, unit lower triangular: its diagonal is exact in 16 bits
+    static constexpr uint32_t kOffsetX = (2 + kKrTerms) * kTileBytes;
     static constexpr uint32_t kOffsetA =
         kOffsetX + 2048;  // (cq q) (ck k)^T with decay, lower triangle with diagonal, fp16
     static constexpr uint32_t kOffsetDecay = kOffsetA + 2048;        // exp(G_C), fp32 [kK]

@@ -49,7 +49,7 @@ int32_t launch_recurrence_sm80(const KdaParams& p, int32_t sm_count, const uint8
     if (error == cudaSuccess) {
         error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
-    const sm80::RecurrenceShared<kK> shared{recurrence_warps(p, sm_count)};
+    const sm80::RecurrenceShared<T, kK> shared{recurrence_warps(p, sm_count)};
     const int stages = static_cast<int>(shared.bytes(3)) <= most ? 3 : 2;
     const uint32_t bytes = shared.bytes(stages);
     if (error == cudaSuccess) {
@@ -78,6 +78,11 @@ template <typename T>
 int32_t launch_forward_sm80(const KdaParams& p, int32_t sm_count, uint8_t* workspace, cudaStream_t stream) {
     return p.head_dim_k <= 64 ? launch_forward_sm80<T, 64>(p, sm_count, workspace, stream)
                               : launch_forward_sm80<T, 128>(p, sm_count, workspace, stream);
+}
+
+template <typename T>
+size_t block_bytes(const KdaParams& p) {
+    return p.head_dim_k <= 64 ? sm80::ChunkLayout<T, 64>::kBlockBytes : sm80::ChunkLayout<T, 128>::kBlockBytes;
 }
 
 }  // namespace
@@ -117,7 +122,7 @@ const char* kda_forward_sm80_name(const KdaParams& p) {
 }
 
 size_t kda_forward_sm80_workspace(const KdaParams& p) {
-    const size_t bytes = p.head_dim_k <= 64 ? sm80::ChunkLayout<64>::kBlockBytes : sm80::ChunkLayout<128>::kBlockBytes;
+    const size_t bytes = p.dtype == DType::kFp16 ? block_bytes<__half>(p) : block_bytes<__nv_bfloat16>(p);
     return p.seqlen > 0 ? static_cast<size_t>(sm80::num_slots(p)) * static_cast<size_t>(p.heads_v) * bytes : 0;
 }
 

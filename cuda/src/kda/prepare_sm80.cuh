@@ -241,7 +241,7 @@ __device__ __forceinline__ void solve_column(float (&x)[kChunk], const float (&l
 template <typename T, int kK, bool kAnchorFree>
 __global__ void __launch_bounds__(kPrepareThreads, 3)
     kda_prepare_sm80_kernel(const __grid_constant__ KdaParams p, uint8_t* workspace) {
-    using Layout = ChunkLayout<kK>;
+    using Layout = ChunkLayout<T, kK>;
     using Shared = PrepareShared<kK>;
     extern __shared__ __align__(16) uint8_t smem_raw[];
     Shared& shared = *reinterpret_cast<Shared*>(smem_raw);
@@ -505,6 +505,15 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             ptx::st_global_v4(row + Layout::kOffsetQd, packed);
             scale_pack<__half>(packed, kf[r], suf[r]);
             ptx::st_global_v4(row + Layout::kOffsetKr, packed);
+            if constexpr (Layout::kKrTerms == 2) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float2 high = unpack2<__half>(packed[i]);
+                    packed[i] = ptx::pack2<__half>(fmaf(kf[r][2 * i], suf[r][2 * i], -high.x),
+                                                   fmaf(kf[r][2 * i + 1], suf[r][2 * i + 1], -high.y));
+                }
+                ptx::st_global_v4(row + Layout::kOffsetKrLow, packed);
+            }
         }
     }
 

@@ -6,7 +6,8 @@
 //   W^T = S^T Kd^T, O^T = S^T Qd^T        n = 32 tokens, k = K     A: S^T rounded to 16 bits, B: tiles Kd, Qd
 //   U^T = (beta (V - norm_k W))^T X^T     n = 32, k = 32           B: tile X; the left side as two 16-bit terms
 //   O^T += U^T A^T                        n = 32, k = 32, fp16     B: tile A
-//   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr, by transposing ldmatrix
+//   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr (and its second term), by transposing
+//                                                                  ldmatrix
 // From there on U stands for norm_u * U, because Kr and A hold unnormalised keys; out = norm_q * O.
 //
 // A ring of stages in shared memory, each the operand block and the value rows of a chunk, filled by cp.async one
@@ -26,13 +27,15 @@ inline constexpr int kWarpColumns = 16;
 inline constexpr int kMaxWarps = 8;
 
 // Shared memory of a block of `warps` warps, per stage and in all.
-template <int kK>
+template <typename T, int kK>
 struct RecurrenceShared {
     int warps;
 
     // 16 bytes more than the values keep ldmatrix free of conflicts.
     __host__ __device__ uint32_t value_pitch() const { return 2 * kWarpColumns * warps + 16; }
-    __host__ __device__ uint32_t stage_bytes() const { return ChunkLayout<kK>::kBlockBytes + kChunk * value_pitch(); }
+    __host__ __device__ uint32_t stage_bytes() const {
+        return ChunkLayout<T, kK>::kBlockBytes + kChunk * value_pitch();
+    }
     __host__ __device__ uint32_t bytes(int stages) const { return stages * stage_bytes() + 1024 * warps; }
 };
 
@@ -84,8 +87,9 @@ struct Feeder {
     uint32_t pitch;
 
     __device__ __forceinline__ Feeder(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t head,
-                                      int column0, const RecurrenceShared<kK>& shared)
-        : source(workspace + (head * num_slots(p) + seq.first_slot) * ChunkLayout<kK>::kBlockBytes + 16 * threadIdx.x),
+                                      int column0, const RecurrenceShared<T, kK>& shared)
+        : source(workspace + (head * num_slots(p) + seq.first_slot) * ChunkLayout<T, kK>::kBlockBytes +
+                 16 * threadIdx.x),
           stride(p.v_stride.token),
           remaining(static_cast<int>(seq.tokens)),
           pitch(shared.value_pitch()) {
@@ -95,14 +99,14 @@ struct Feeder {
         has_column = column0 + 8 * piece < p.head_dim_v;
         values = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride +
                  head * p.v_stride.head + column0 + 8 * piece;
-        offset = ChunkLayout<kK>::kBlockBytes + row * pitch + 16 * piece;
+        offset = ChunkLayout<T, kK>::kBlockBytes + row * pitch + 16 * piece;
     }
 
     __device__ __forceinline__ void next(uint32_t stage) {
         if (remaining > 0) {
             const uint32_t step = 16 * blockDim.x;
             const uint8_t* from = source;
-            for (uint32_t at = 16 * threadIdx.x; at < ChunkLayout<kK>::kBlockBytes; at += step) {
+            for (uint32_t at = 16 * threadIdx.x; at < ChunkLayout<T, kK>::kBlockBytes; at += step) {
                 ptx::cp_async_16(stage + at, from, 16);
                 from += step;
             }
@@ -115,7 +119,7 @@ struct Feeder {
                                  valid ? static_cast<const void*>(values + pass * kRows * stride) : source,
                                  valid ? 16 : 0);
             }
-            source += ChunkLayout<kK>::kBlockBytes;
+            source += ChunkLayout<T, kK>::kBlockBytes;
             values += kChunk * stride;
             remaining -= kChunk;
         }
@@ -146,11 +150,11 @@ template <typename T, int kK>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     kda_recurrence_sm80_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace, int blocks_per_state,
                                int stages) {
-    using Layout = ChunkLayout<kK>;
+    using Layout = ChunkLayout<T, kK>;
     constexpr int kTiles = kK / 8;  // n8 tiles of the state
     extern __shared__ __align__(16) uint8_t smem_raw[];
     const uint32_t smem = ptx::smem_addr(smem_raw);
-    const RecurrenceShared<kK> shared{static_cast<int>(blockDim.x / 32)};
+    const RecurrenceShared<T, kK> shared{static_cast<int>(blockDim.x / 32)};
     const uint32_t stage_bytes = shared.stage_bytes();
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -333,12 +337,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
                 ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
             }
 #pragma unroll
-            for (int pair = 0; pair < kTiles / 2; ++pair) {
-                uint32_t b[4];
-                ptx::ldmatrix_x4_trans(b, block + Layout::kOffsetKr + restored_lane + kb * 2048 + (pair / 4) * 4096 +
-                                              (restored_swizzle ^ (32 * (pair % 4))));
-                ptx::mma_m16n8k16<__half>(s[2 * pair], a, b[0], b[1]);
-                ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a, b[2], b[3]);
+            for (int term = 0; term < Layout::kKrTerms; ++term) {
+#pragma unroll
+                for (int pair = 0; pair < kTiles / 2; ++pair) {
+                    uint32_t b[4];
+                    ptx::ldmatrix_x4_trans(b, block + (term == 0 ? Layout::kOffsetKr : Layout::kOffsetKrLow) +
+                                                  restored_lane + kb * 2048 + (pair / 4) * 4096 +
+                                                  (restored_swizzle ^ (32 * (pair % 4))));
+                    ptx::mma_m16n8k16<__half>(s[2 * pair], a, b[0], b[1]);
+                    ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a, b[2], b[3]);
+                }
             }
         }
         if (scaled) {
