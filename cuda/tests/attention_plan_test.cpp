@@ -122,6 +122,9 @@ void test_choice_on_hopper() {
     CHECK(sm80_is_faster(dense(1, 1, 100, 32, 32, 64)));
     CHECK(sm80_is_faster(dense(1, 5, 8192, 32, 8, 128)));
     CHECK(!sm80_is_faster(dense(1, 64, 8192, 32, 8, 128)));
+    FwdParams fp8 = dense(64, 1, 8192, 32, 8, 128);  // fp32 arithmetic is slower than anything
+    fp8.dtype = DType::kFp8E4m3;
+    CHECK(!sm80_is_faster(fp8));
     CHECK(!sm80_is_faster(dense(4, 4096, 4096, 16, 16, 128)));
 }
 

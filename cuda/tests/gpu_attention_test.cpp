@@ -596,6 +596,11 @@ void test_options(const Case& c) {
         x.scale = -0.3f;
     }));
     test(with(c, [](Case& x) {
+        x.softcap = 5.0f;
+        x.scaled = true;
+        x.scale = 0.0f;
+    }));
+    test(with(c, [](Case& x) {
         x.scaled = true;
         x.scale = 0.0f;
     }));
@@ -682,6 +687,15 @@ void test_grid() {
         }
         for (const int64_t d : {64, 128, 256}) {
             test_options(with(prefill(dtype, d, d), [](Case& x) { x.expect = "attention_sm80"; }));
+            // Tiles of rows that see nothing, beside others.
+            for (const int64_t page : {0, 16}) {
+                test(with(prefill(dtype, d, d), [=](Case& x) {
+                    x.sq = 2100;
+                    x.sk = 17;
+                    x.page = page;
+                    x.heads = 6;
+                }));
+            }
             test_options(decode(dtype, d));
             test_masks(with(decode(dtype, d), [](Case& x) { x.expect = "attention_sm80"; }));
             test(with(decode(dtype, d), [](Case& x) {

@@ -188,7 +188,8 @@ struct KeySource {
 struct ScoreRule {
     float unit;        // natural score per unit
     float scale_log2;  // unit * log2(e)
-    float softcap_in;  // score / softcap per raw product; 0 = no softcap
+    bool softcap;      // whether scores are capped
+    float softcap_in;  // score / softcap per raw product
     float prescale;    // raw products are multiplied with it first: 1 where the scale is positive (a maximum survives it)
 
     static __device__ __forceinline__ ScoreRule make(const Sm80Args& args, const Sm80Tile& tile) {
@@ -198,6 +199,7 @@ struct ScoreRule {
         scale *= p.q_descale != nullptr ? p.q_descale[at] : 1.0f;
         scale *= p.k_descale != nullptr ? p.k_descale[at] : 1.0f;
         ScoreRule rule;
+        rule.softcap = p.softcap > 0.0f;
         rule.softcap_in = p.softcap > 0.0f ? scale / p.softcap : 0.0f;
         rule.prescale = p.softcap > 0.0f || scale > 0.0f ? 1.0f : scale;
         rule.unit = p.softcap > 0.0f ? p.softcap : scale > 0.0f ? scale : 1.0f;

@@ -171,7 +171,7 @@ struct Sm80Decode {
     __device__ __forceinline__ void transform_scores(float (&s)[kScores], const int (&position)[2], const float (&slope)[2],
                                                      int first) const {
         const FwdParams& p = args.params;
-        if (rule.softcap_in != 0.0f) {
+        if (rule.softcap) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) {
                 s[i] = tanh_exp(s[i] * rule.softcap_in);

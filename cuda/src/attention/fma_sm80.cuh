@@ -153,7 +153,7 @@ struct FmaAttention {
                 for (int c = 0; c < 4; ++c) {
                     const int key = first + thread % 16 * 4 + c;
                     float score = s[r][c] * rule.prescale;
-                    score = rule.softcap_in != 0.0f ? p.softcap * tanhf(score * rule.softcap_in) : score * rule.unit;
+                    score = rule.softcap ? p.softcap * tanhf(score * rule.softcap_in) : score * rule.unit;
                     if (p.alibi_slopes != nullptr) {
                         score -= slope[r] * fabsf(static_cast<float>(position[r] - key));
                     }

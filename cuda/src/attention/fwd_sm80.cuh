@@ -294,7 +294,7 @@ struct Sm80Forward {
         const bool cut_right = n >= range.right_masked_from;
         const bool cut_left = n < range.left_masked_until;
         if constexpr (Cfg::kGeneral) {
-            if (rule.softcap_in != 0.0f) {
+            if (rule.softcap) {
 #pragma unroll
                 for (int i = 0; i < kRowTiles * kScores; ++i) {
                     s[i / kScores][i % kScores] = tanh_exp(s[i / kScores][i % kScores] * rule.softcap_in);
@@ -465,8 +465,8 @@ struct Sm80Forward {
         }
         begin();
         const int last = tile.num_blocks - 1;
-        copy_q();
-        if (last >= 0) {
+        if (last >= 0) {  // NOTE: else there is no barrier between a copy of Q and the output, which takes its place
+            copy_q();
             const LoopState first{keys_k.base, keys_v.base, tile.first_key, tile.last_key, 0, 0};
             copy_k(first, last, 0);
             if constexpr (Cfg::kStages == 2) {

@@ -202,7 +202,7 @@ inline Sm80Plan plan_sm80(const FwdParams& p) {
 // a group share the keys read, and splits fill the device.
 inline bool sm80_is_faster(const FwdParams& p) {
     const Sm80Plan plan = plan_sm80(p);
-    return plan.kernel == Sm80Kernel::kDecode || plan.num_splits > 1;
+    return plan.kernel == Sm80Kernel::kDecode || (plan.kernel == Sm80Kernel::kGeneral && plan.num_splits > 1);
 }
 
 }  // namespace flare::attention
