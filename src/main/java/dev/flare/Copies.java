@@ -137,15 +137,18 @@ final class Copies {
     boolean fromHost = from.device().isCpu();
     long on = stream.handle();
     if (!toHost && !fromHost && !to.device().equals(from.device())) {
-      long toContext = to.device().gpu().context();
-      long fromContext = from.device().gpu().context();
+      Gpu toGpu = to.device().gpu();
+      Gpu fromGpu = from.device().gpu();
+      toGpu.openTo(fromGpu);
+      fromGpu.openTo(toGpu);
+      gpu.enter();
       for (long row = 0; row < plan.rows(); row++) {
         gpu.check(
             gpu.api.copyPeer(
                 target + row * plan.targetPitch(),
-                toContext,
+                toGpu.context(),
                 source + row * plan.sourcePitch(),
-                fromContext,
+                fromGpu.context(),
                 plan.width(),
                 on),
             "cuMemcpyPeerAsync");

@@ -3,6 +3,8 @@ package dev.flare;
 import dev.flare.internal.CudaApi;
 import dev.flare.internal.HostMemory;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.locks.LockSupport;
 import org.jspecify.annotations.Nullable;
 
@@ -31,6 +33,8 @@ final class Gpu {
   /** Orders one stream after another; guarded by itself. */
   private final Fence fence;
 
+  private final Set<Integer> peers =
+      ConcurrentHashMap.newKeySet(); // that the pool has been opened to
   private final Staging staging = new Staging(this);
   private volatile @Nullable String lost;
 
@@ -376,6 +380,18 @@ final class Gpu {
       check(api.freeAsync(address, on.handle()), "cuMemFreeAsync");
     } finally {
       on.end();
+    }
+  }
+
+  /**
+   * Lets another GPU reach the pool, so that copies between the two need not go through the host.
+   * Where that can't be, they do.
+   */
+  void openTo(Gpu peer) {
+    int ordinal = peer.device.index();
+    if (peers.add(ordinal) && device.canAccess(peer.device)) {
+      enter();
+      api.poolOpenTo(pool, ordinal);
     }
   }
 

@@ -289,6 +289,11 @@ final class FakeCuda implements CudaApi {
   }
 
   @Override
+  public int poolOpenTo(long pool, int ordinal) {
+    return enter("poolOpenTo", "open " + name(pool) + " to " + ordinal);
+  }
+
+  @Override
   public int allocateAsync(long bytes, long pool, long stream) {
     int status = enter("allocateAsync", "allocate " + bytes + " on " + name(stream));
     if (status == SUCCESS && isCapturing(stream)) {

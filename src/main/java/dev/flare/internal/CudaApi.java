@@ -96,6 +96,9 @@ public interface CudaApi {
 
   int poolTrim(long pool, long bytesToKeep);
 
+  /** Lets another GPU reach the pool's memory. */
+  int poolOpenTo(long pool, int ordinal);
+
   int allocateAsync(long bytes, long pool, long stream);
 
   int freeAsync(long pointer, long stream);

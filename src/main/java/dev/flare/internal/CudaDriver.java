@@ -3,6 +3,7 @@ package dev.flare.internal;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import dev.flare.generated.cuda.CUDA_MEMCPY2D_st;
+import dev.flare.generated.cuda.CUmemAccessDesc_st;
 import dev.flare.generated.cuda.CUmemLocation_st;
 import dev.flare.generated.cuda.CUmemPoolProps_st;
 import dev.flare.generated.cuda.cuda_h;
@@ -158,6 +159,16 @@ final class CudaDriver implements CudaApi {
   @Override
   public int poolTrim(long pool, long bytesToKeep) {
     return cuda_h.cuMemPoolTrimTo(at(pool), bytesToKeep);
+  }
+
+  @Override
+  public int poolOpenTo(long pool, int ordinal) {
+    MemorySegment access = Scratch.get().struct();
+    MemorySegment location = CUmemAccessDesc_st.location(access);
+    CUmemLocation_st.type(location, cuda_h.CU_MEM_LOCATION_TYPE_DEVICE());
+    CUmemLocation_st.id(location, ordinal);
+    CUmemAccessDesc_st.flags(access, cuda_h.CU_MEM_ACCESS_FLAGS_PROT_READWRITE());
+    return cuda_h.cuMemPoolSetAccess(at(pool), access, 1);
   }
 
   @Override
