@@ -16,7 +16,7 @@ template <int kSteps>
 struct Shared {
     float q[kTokens][32 * kSteps];
     float k[kTokens][32 * kSteps];
-    float decay[kTokens][32 * kSteps];
+    float decay_less_1[kTokens][32 * kSteps];
     float v[kTokens][kColumns];
     float beta[kTokens][kColumns];
 };
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store(const float (&s)[kSteps][kWarpColumns], co
 }
 
 template <int kSteps>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kSteps == 16 ? 3 : 4)
     kda_recurrent_kernel(const __grid_constant__ KdaParams p, int blocks_per_state, int64_t checkpoints_per_sequence) {
     __shared__ Shared<kSteps> sm;
     const int warp = threadIdx.x / 32;
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
         if (warp < count) {
             const int64_t token = token0 + warp;
-            prepare_token<kSteps>(sm.q[warp], sm.k[warp], sm.decay[warp], p, gate, span, token, head, head_qk, lane);
+            prepare_token<kSteps>(sm.q[warp], sm.k[warp], sm.decay_less_1[warp], p, gate, span, token, head, head_qk,
+                                  lane);
             const int column = block_column0 + lane % kColumns;
             if (lane < kColumns) {
                 const bool inside = column < p.head_dim_v;
@@ -104,11 +105,11 @@ __global__ void __launch_bounds__(kThreads)
             float dot[kWarpColumns] = {}, out[kWarpColumns] = {};
 #pragma unroll
             for (int m = 0; m < kSteps; ++m) {
-                const float decay = sm.decay[t][lane + 32 * m];
+                const float decay_less_1 = sm.decay_less_1[t][lane + 32 * m];
                 const float k = sm.k[t][lane + 32 * m];
 #pragma unroll
                 for (int i = 0; i < kWarpColumns; ++i) {
-                    s[m][i] *= decay;
+                    s[m][i] = fmaf(s[m][i], decay_less_1, s[m][i]);
                     dot[i] = fmaf(s[m][i], k, dot[i]);
                 }
             }

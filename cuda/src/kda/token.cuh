@@ -83,11 +83,12 @@ struct Slots {
     }
 };
 
-// One warp: normalised and scaled q, normalised k and the decay of a token into shared memory. K <= 32 * kSteps.
+// One warp: normalised and scaled q, normalised k and the decay less 1 of a token into shared memory. K <= 32 * kSteps.
+// Less 1, because a slow decay rounded to fp32 is off by up to 3e-8, the same in every token where the gate is.
 template <int kSteps>
-__device__ __forceinline__ void prepare_token(float* smem_q, float* smem_k, float* smem_decay, const KdaParams& p,
-                                              const GateConstants& gate, const TokenSpan& span, int64_t token,
-                                              int64_t head, int64_t head_qk, int lane) {
+__device__ __forceinline__ void prepare_token(float* smem_q, float* smem_k, float* smem_decay_less_1,
+                                              const KdaParams& p, const GateConstants& gate, const TokenSpan& span,
+                                              int64_t token, int64_t head, int64_t head_qk, int lane) {
     const int64_t q0 = element_offset(p.q_stride, span, token, head_qk);
     const int64_t k0 = element_offset(p.k_stride, span, token, head_qk);
     const int64_t g0 = element_offset(p.g_stride, span, token, head);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void prepare_token(float* smem_q, float* smem_k, floa
         const int c = lane + 32 * i;
         smem_q[c] = q[i] * norm_q;
         smem_k[c] = k[i] * norm_k;
-        smem_decay[c] = decay_from_log2(gate_log2(gate, g[i]));
+        smem_decay_less_1[c] = expm1f(gate_log2(gate, g[i]) * kLn2);
     }
 }
 
