@@ -46,17 +46,22 @@ double median_ms(const F& launch, int repeats = 11) {
 void bench_forward(const char* name, const Case& c) {
     Inputs in(c);
     const KdaParams& p = in.p;
-    const size_t bytes = kda_forward_sm90_workspace(p);
+    const size_t bytes = std::max(static_cast<size_t>(num_blocks(p)) * kBlockBytes, split_workspace(p));
     Buffer workspace(bytes);
     uint8_t* const blocks = static_cast<uint8_t*>(workspace.data);
     const double whole = median_ms(
         [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
-    const double prepare = median_ms([&] { launch_prepare<__nv_bfloat16>(p, blocks, nullptr); }, 5);
-    const double v64 = median_ms([&] { launch_recurrence<__nv_bfloat16, 1>(p, blocks, nullptr); }, 5);
-    const double v128 = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
+    double fused = 0.0, split = 0.0, prepare = 0.0, recurrence = 0.0;
+    if (runs_fused(p)) {
+        fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, nullptr); }, 5);
+        split = c.sequences() * c.heads_v <= 100 ? median_ms([&] { launch_split<__nv_bfloat16>(p, blocks, nullptr); }, 5) : 0.0;
+    } else {
+        prepare = median_ms([&] { launch_prepare<__nv_bfloat16>(p, blocks, nullptr); }, 5);
+        recurrence = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
+    }
     const double gigabytes = 1e-9 * (c.rows() * c.heads_v * 1282.0 + c.sequences() * c.heads_v * 131072.0);
-    std::printf("%-34s %7.3f ms (prepare %.3f, recurrence v64 %.3f, v128 %.3f)  compulsory %.2f TB/s, floor %.3f ms\n",
-                name, whole, prepare, v64, v128, gigabytes / whole, gigabytes / 4.27);
+    std::printf("%-22s %7.3f ms %-24s fused %.3f split %.3f | prepare %.3f recurrence %.3f | %.2f TB/s, floor %.3f ms\n", name,
+                whole, kda_forward_sm90_name(p), fused, split, prepare, recurrence, gigabytes / whole, gigabytes / 4.27);
 }
 
 // The kernels for any card, on the same inputs.
@@ -116,7 +121,6 @@ int main(int argc, char**) {
         const size_t bytes = kda_forward_sm90_workspace(in.p);
         Buffer workspace(bytes);
         check(static_cast<cudaError_t>(launch_kda_forward_sm90(in.p, workspace.data, bytes, nullptr)), "forward");
-        launch_recurrence<__nv_bfloat16, 1>(in.p, static_cast<uint8_t*>(workspace.data), nullptr);
         check(cudaDeviceSynchronize(), "forward");
         return 0;
     }

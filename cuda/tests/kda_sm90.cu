@@ -40,17 +40,17 @@ void run_forward(const KdaParams& p) {
 struct Reference {
     BufferPtr out, final;
     Reference(const Case& c, const KdaParams& p) {
-        out = make_buffer(static_cast<size_t>(c.rows()) * c.heads_v * 128 * 8);
+        out = make_buffer(static_cast<size_t>(c.rows()) * c.heads_v * c.dim * 8);
         const int64_t states = c.sequences() * c.heads_v;
-        final = make_buffer(static_cast<size_t>(states) * 16384 * 8);
+        final = make_buffer(static_cast<size_t>(states) * c.dim * c.dim * 8);
         check(cudaFuncSetAttribute(reference_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 131072), "reference");
-        reference_kernel<<<static_cast<unsigned>(states), 128, 131072>>>(p, static_cast<double*>(out->data),
-                                                                         static_cast<double*>(final->data));
+        reference_kernel<<<static_cast<unsigned>(states), static_cast<unsigned>(c.dim), 131072>>>(
+            p, static_cast<double*>(out->data), static_cast<double*>(final->data));
         check(cudaDeviceSynchronize(), "reference");
         if (c.layout == StateLayout::kKV) {
             BufferPtr transposed = make_buffer(final->bytes);
             transpose_kernel<<<264, 256>>>(static_cast<double*>(final->data), static_cast<double*>(transposed->data),
-                                           states);
+                                           states, c.dim);
             final = std::move(transposed);
         }
     }
@@ -79,17 +79,17 @@ void test_case(const Case& c) {
                 out_error = std::fmax(
                     out_error,
                     relative_error(static_cast<char*>(in.out->data) + first * row_elements * element_bytes(c.dtype),
-                                   c.dtype, static_cast<double*>(ref.out->data) + first * c.heads_v * 128, rows,
-                                   c.heads_v * 128, row_elements));
+                                   c.dtype, static_cast<double*>(ref.out->data) + first * c.heads_v * c.dim, rows,
+                                   c.heads_v * c.dim, row_elements));
             }
             if (c.final) {
                 const int64_t states = c.lengths.empty() ? c.batch * c.heads_v : c.heads_v;
-                const int64_t offset = n * c.heads_v * 16384;
+                const int64_t offset = n * c.heads_v * c.dim * c.dim;
                 state_error =
                     std::fmax(state_error,
                               relative_error(static_cast<char*>(in.final->data) + offset * element_bytes(c.final_dtype),
                                              c.final_dtype, static_cast<double*>(ref.final->data) + offset, states,
-                                             16384, 16384));
+                                             c.dim * c.dim, c.dim * c.dim));
             }
         }
         first += rows;
@@ -99,7 +99,7 @@ void test_case(const Case& c) {
     check(cudaMemcpy(host.data(), in.out->data, in.out->bytes, cudaMemcpyDeviceToHost), "copy");
     bool clean = true;
     for (int64_t row = 0; row < c.rows() + kSlackRows; ++row) {
-        for (int64_t i = row < c.rows() ? c.heads_v * 128 : 0; i < row_elements; ++i) {
+        for (int64_t i = row < c.rows() ? c.heads_v * c.dim : 0; i < row_elements; ++i) {
             clean = clean && host[row * row_elements + i] == 0xffff;
         }
     }
@@ -383,6 +383,14 @@ std::vector<Case> forward_cases() {
         c.tokens = 512;
         c.heads_qk = c.heads_v = 96;
     });
+    add("benchmark distribution, 60 heads", [](Case& c) {
+        c.tokens = 2100;
+        c.heads_qk = c.heads_v = 60;
+    });
+    add("benchmark distribution, 16 heads, long", [](Case& c) {
+        c.tokens = 8192;
+        c.heads_qk = c.heads_v = 16;
+    });
     add("slow decay", [](Case& c) {
         c.tokens = 4096;
         c.mean_g = -8.0f;
@@ -409,6 +417,19 @@ std::vector<Case> forward_cases() {
         collinear(c);
         c.tokens = 16384;
         c.mean_g = -12.0f;
+    });
+    add("collinear keys, gates around -5.5", [&](Case& c) {
+        collinear(c);
+        c.tokens = 256;
+        c.heads_qk = c.heads_v = 4;
+        c.dt_bias = c.a_log = true;
+        c.mean_g = -5.5f;
+        c.spread_g = 0.7f;
+        c.mean_beta = 6.0f;
+        c.spread_beta = 1.0f;
+        c.initial = false;
+        c.layout = StateLayout::kKV;
+        c.out_bound = 1.2e-2;
     });
     // Beyond the recipes: with equal decays in every channel and a memory of 10^2 to 10^3 tokens, rounding noise
     // orthogonal to the common key is never corrected and grows with the root of the memory. Held here so that it does
@@ -494,6 +515,17 @@ std::vector<Case> forward_cases() {
     });
     add("large keys", [](Case& c) { c.spread_q = c.spread_k = 1e4f; });
     add("small keys", [](Case& c) { c.spread_q = c.spread_k = 1e-3f; });
+    add("large values", [](Case& c) {
+        c.spread_v = 1e6f;
+        c.tokens = 300;
+        c.initial = false;
+    });
+    add("small values", [](Case& c) {
+        c.spread_v = 1e-9f;
+        c.tokens = 300;
+        c.initial = false;
+    });
+    add("keys of 1e6", [](Case& c) { c.spread_q = c.spread_k = 1e6f; });
     add("q, k uniform", [](Case& c) {
         c.draw_q = c.draw_k = Draw::kUniform;
         c.tokens = 500;
@@ -543,6 +575,25 @@ std::vector<Case> forward_cases() {
         c.layout = StateLayout::kKV;
         c.out_bound = c.state_bound = 2e-3;
     });
+    if (!portable) {
+        add("K = V = 64", [](Case& c) {
+            c.dim = 64;
+            c.batch = 2;
+            c.tokens = 300;
+        });
+        add("K = V = 64, split", [](Case& c) {
+            c.dim = 64;
+            c.tokens = 700;
+            c.layout = StateLayout::kKV;
+        });
+        add("K = V = 64, packed, bf16 states", [](Case& c) {
+            c.dim = 64;
+            c.lengths = {45, 0, 130, 7};
+            c.heads_v = 4;
+            c.initial_dtype = c.final_dtype = DType::kBf16;
+            c.state_bound = 5e-3;
+        });
+    }
     for (int64_t t : {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 161, 193, 257}) {
         Case c;
         c.name = "T = " + std::to_string(t);

@@ -105,6 +105,7 @@ static __global__ void fill_kernel(void* x, DType t, int64_t rows, int64_t heads
 static __global__ void reference_kernel(const __grid_constant__ KdaParams p, double* out, double* final_state) {
     extern __shared__ double state[];  // [K][V]
     __shared__ double q[128], k[128], decay[128];
+    const int dim = p.head_dim_k;  // K = V
     const int v = threadIdx.x;
     const int64_t n = blockIdx.x / p.heads_v;
     const int64_t head = blockIdx.x % p.heads_v;
@@ -118,10 +119,10 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
     const int64_t row_base = p.cu_seqlens != nullptr ? first : n * p.seqlen;
     int64_t slot = p.state_slots != nullptr ? index(p.state_slots, n) : n;
     const bool padding = p.state_slots != nullptr && slot == p.padding_slot;
-    for (int c = 0; c < 128; ++c) {
+    for (int c = 0; c < dim; ++c) {
         const int64_t offset = slot * p.initial_stride_n + head * p.initial_stride_h +
-                               (p.state_layout == StateLayout::kVK ? v * 128 + c : c * 128 + v);
-        state[c * 128 + v] =
+                               (p.state_layout == StateLayout::kVK ? v * dim + c : c * dim + v);
+        state[c * dim + v] =
             p.initial_state != nullptr && !padding ? read_element(p.initial_state, offset, p.initial_dtype) : 0.0;
     }
     const double a = p.a_log != nullptr ? exp(static_cast<double>(p.a_log[head])) : 1.0;
@@ -135,7 +136,7 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
         double y = read_element(p.g, batch * p.g_stride.batch + row * p.g_stride.token + head * p.g_stride.head + v,
                                 p.gate_dtype);
         if (p.gate != Gate::kLog) {
-            y += p.dt_bias != nullptr ? p.dt_bias[head * 128 + v] : 0.0;
+            y += p.dt_bias != nullptr ? p.dt_bias[head * dim + v] : 0.0;
             y = p.gate == Gate::kBounded ? p.lower_bound / (1.0 + exp(-a * y))
                                          : -a * (fmax(y, 0.0) + log1p(exp(-fabs(y))));
         }
@@ -145,7 +146,7 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
         double norm_k = 1.0;
         if (p.qk_l2norm != 0) {
             double sum_q = 1e-6, sum_k = 1e-6;
-            for (int c = 0; c < 128; ++c) {
+            for (int c = 0; c < dim; ++c) {
                 sum_q += q[c] * q[c];
                 sum_k += k[c] * k[c];
             }
@@ -159,19 +160,19 @@ static __global__ void reference_kernel(const __grid_constant__ KdaParams p, dou
         }
         double e =
             read_element(p.v, batch * p.v_stride.batch + row * p.v_stride.token + head * p.v_stride.head + v, p.dtype);
-        for (int c = 0; c < 128; ++c) {
-            state[c * 128 + v] *= decay[c];
-            e -= state[c * 128 + v] * k[c] * norm_k;
+        for (int c = 0; c < dim; ++c) {
+            state[c * dim + v] *= decay[c];
+            e -= state[c * dim + v] * k[c] * norm_k;
         }
         double o = 0.0;
-        for (int c = 0; c < 128; ++c) {
-            state[c * 128 + v] += beta * norm_k * k[c] * e;
-            o += state[c * 128 + v] * q[c];
+        for (int c = 0; c < dim; ++c) {
+            state[c * dim + v] += beta * norm_k * k[c] * e;
+            o += state[c * dim + v] * q[c];
         }
-        out[((row_base + t) * p.heads_v + head) * 128 + v] = o * norm_q;
+        out[((row_base + t) * p.heads_v + head) * dim + v] = o * norm_q;
     }
-    for (int c = 0; c < 128; ++c) {
-        final_state[((n * p.heads_v + head) * 128 + v) * 128 + c] = state[c * 128 + v];
+    for (int c = 0; c < dim; ++c) {
+        final_state[((n * p.heads_v + head) * dim + v) * dim + c] = state[c * dim + v];
     }
 }
 
@@ -205,13 +206,13 @@ inline double relative_error(const void* x, DType t, const double* ref, int64_t 
     return host[2] > 0.0 ? INFINITY : host[1] > 0.0 ? std::sqrt(host[0] / host[1]) : std::sqrt(host[0]);
 }
 
-static __global__ void transpose_kernel(const double* in, double* out, int64_t matrices) {
-    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < matrices * 16384;
+static __global__ void transpose_kernel(const double* in, double* out, int64_t matrices, int64_t dim) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < matrices * dim * dim;
          i += int64_t{gridDim.x} * blockDim.x) {
-        const int64_t m = i / 16384;
-        const int64_t r = i % 16384 / 128;
-        const int64_t c = i % 128;
-        out[m * 16384 + c * 128 + r] = in[i];
+        const int64_t m = i / (dim * dim);
+        const int64_t r = i % (dim * dim) / dim;
+        const int64_t c = i % dim;
+        out[m * dim * dim + c * dim + r] = in[i];
     }
 }
 
@@ -225,12 +226,13 @@ struct Case {
     bool l2norm = true, a_log = true, dt_bias = true, index64 = false;
     float lower_bound = -5.0f;
     Draw draw_q = Draw::kNormal, draw_k = Draw::kNormal, draw_g = Draw::kNormal;
-    float mean_qk = 0.0f, spread_q = 1.0f, spread_k = 1.0f, mean_g = 0.0f, spread_g = 1.0f, mean_beta = 0.0f,
+    float mean_qk = 0.0f, spread_q = 1.0f, spread_k = 1.0f, spread_v = 1.0f, mean_g = 0.0f, spread_g = 1.0f, mean_beta = 0.0f,
           spread_beta = 1.0f;
     float mean_a_log = 0.0f, spread_a_log = 1.0f;
     StateLayout layout = StateLayout::kVK;
     DType initial_dtype = DType::kFp32, final_dtype = DType::kFp32;
     bool initial = true, final = true;
+    int64_t dim = 128;      // K = V
     int64_t pad = 0;        // extra elements between tokens
     int64_t poisoned = -1;  // packed sequence whose tokens are NaN
     double out_bound = 4.5e-3, state_bound = 3.5e-3;
@@ -270,13 +272,13 @@ struct Inputs {
             strides = {c.tokens * stride, stride, dim};
             return b->data;
         };
-        p.q = tensor(q, c.dtype, c.heads_qk, 128, p.q_stride, c.draw_q, c.mean_qk, c.spread_q, 1);
-        p.k = tensor(k, c.dtype, c.heads_qk, 128, p.k_stride, c.draw_k, c.mean_qk, c.spread_k, 2);
-        p.v = tensor(v, c.dtype, c.heads_v, 128, p.v_stride, Draw::kNormal, 0.0f, 1.0f, 3);
-        p.g = tensor(g, c.gate_dtype, c.heads_v, 128, p.g_stride, c.draw_g, c.mean_g, c.spread_g, 4);
+        p.q = tensor(q, c.dtype, c.heads_qk, c.dim, p.q_stride, c.draw_q, c.mean_qk, c.spread_q, 1);
+        p.k = tensor(k, c.dtype, c.heads_qk, c.dim, p.k_stride, c.draw_k, c.mean_qk, c.spread_k, 2);
+        p.v = tensor(v, c.dtype, c.heads_v, c.dim, p.v_stride, Draw::kNormal, 0.0f, c.spread_v, 3);
+        p.g = tensor(g, c.gate_dtype, c.heads_v, c.dim, p.g_stride, c.draw_g, c.mean_g, c.spread_g, 4);
         p.beta = tensor(beta, c.beta_dtype, c.heads_v, 1, p.beta_stride,
                         c.beta == BetaActivation::kRaw ? Draw::kUniform : Draw::kNormal, c.mean_beta, c.spread_beta, 5);
-        p.out = tensor(out, c.dtype, c.heads_v, 128, p.out_stride, Draw::kNormal, 0.0f, 1.0f, 6);
+        p.out = tensor(out, c.dtype, c.heads_v, c.dim, p.out_stride, Draw::kNormal, 0.0f, 1.0f, 6);
         const auto vector = [&](BufferPtr& b, int64_t count, float mean, float spread, uint64_t salt) {
             b = make_buffer(static_cast<size_t>(count) * 4);
             fill_kernel<<<64, 256>>>(b->data, DType::kFp32, 1, 1, count, count, count, Draw::kUniform, mean, spread,
@@ -287,18 +289,18 @@ struct Inputs {
             p.a_log = vector(a_log, c.heads_v, c.mean_a_log, c.spread_a_log, 7);
         }
         if (c.dt_bias) {
-            p.dt_bias = vector(dt_bias, c.heads_v * 128, 0.0f, 1.0f, 8);
+            p.dt_bias = vector(dt_bias, c.heads_v * c.dim, 0.0f, 1.0f, 8);
         }
         const int64_t states = c.sequences() * c.heads_v;
-        initial = make_buffer(static_cast<size_t>(states) * 16384 * element_bytes(c.initial_dtype));
-        fill_kernel<<<264, 256>>>(initial->data, c.initial_dtype, states, 1, 16384, 16384, 0, Draw::kNormal, 0.0f, 0.3f,
-                                  c.seed * 16 + 9);
-        final = make_buffer(static_cast<size_t>(states) * 16384 * element_bytes(c.final_dtype));
+        initial = make_buffer(static_cast<size_t>(states) * c.dim * c.dim * element_bytes(c.initial_dtype));
+        fill_kernel<<<264, 256>>>(initial->data, c.initial_dtype, states, 1, c.dim * c.dim, c.dim * c.dim, 0,
+                                  Draw::kNormal, 0.0f, 0.3f, c.seed * 16 + 9);
+        final = make_buffer(static_cast<size_t>(states) * c.dim * c.dim * element_bytes(c.final_dtype));
         final->poison();
         p.initial_state = c.initial ? initial->data : nullptr;
         p.final_state = c.final ? final->data : nullptr;
-        p.initial_stride_n = p.final_stride_n = c.heads_v * 16384;
-        p.initial_stride_h = p.final_stride_h = 16384;
+        p.initial_stride_n = p.final_stride_n = c.heads_v * c.dim * c.dim;
+        p.initial_stride_h = p.final_stride_h = c.dim * c.dim;
         p.initial_dtype = c.initial_dtype;
         p.final_dtype = c.final_dtype;
         p.state_layout = c.layout;
@@ -314,7 +316,7 @@ struct Inputs {
         p.seqlen = c.packed_tokens();
         p.heads_qk = c.heads_qk;
         p.heads_v = c.heads_v;
-        p.head_dim_k = p.head_dim_v = 128;
+        p.head_dim_k = p.head_dim_v = static_cast<int32_t>(c.dim);
         p.index64 = c.index64 ? 1 : 0;
         if (!c.lengths.empty()) {
             std::vector<int64_t> starts{0};

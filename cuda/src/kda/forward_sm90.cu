@@ -1,7 +1,9 @@
 // KDA forward on Hopper: prepare, then recurrence. Design and measurements: docs/kernels/kda.md.
+#include "kda/fused_sm90.cuh"
 #include "kda/params.h"
 #include "kda/prepare_sm90.cuh"
 #include "kda/recurrence_sm90.cuh"
+#include "tile/tensor_map.h"
 
 namespace flare::kda {
 
@@ -22,6 +24,110 @@ bool split_values(const KdaParams& p) {
 
 bool anchor_free_gate(const KdaParams& p) {
     return p.gate == Gate::kBounded && p.lower_bound >= kAnchorFreeBound;
+}
+
+// The fused kernels: 16-bit gates of type bf16, bounded where the exponent of bf16 allows it.
+bool runs_fused(const KdaParams& p) {
+    const auto forwards = [](const Strides& s) { return s.batch >= 0 && s.token >= 0 && s.head >= 0; };  // as TMA walks
+    return forwards(p.q_stride) && forwards(p.k_stride) && forwards(p.v_stride) && forwards(p.g_stride) &&
+           p.dtype == DType::kBf16 && p.gate_dtype == DType::kBf16 && p.gate == Gate::kBounded && p.lower_bound >= fused::kBoundedFrom;
+}
+
+// Of those, the form that is split over blocks, for few and long sequences: where it has SMs left to prepare on, and where a
+// chunk's way through memory is little against the walk (docs/kernels/kda.md).
+bool splits_blocks(const KdaParams& p) {
+    const int64_t units = p.num_sequences * p.heads_v;
+    const int64_t chunks = p.cu_seqlens != nullptr ? p.seqlen / kChunk / (p.num_sequences + 1) : p.seqlen / kChunk;
+    return p.num_sequences > 0 && units <= 66 && chunks >= 16;
+}
+
+// Warpgroups of a recurrence block: with one, a unit takes two blocks of 64 value columns and a shorter chunk.
+int split_groups(const KdaParams& p) {
+    return p.head_dim_v <= 64 || p.num_sequences * p.heads_v <= 40 ? 1 : 2;
+}
+
+int64_t num_blocks(const KdaParams& p) {
+    return num_slots(p) * p.heads_v;
+}
+
+cudaError_t count_sms(int* sms) {
+    int device = 0;
+    const cudaError_t error = cudaGetDevice(&device);
+    return error != cudaSuccess ? error : cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
+}
+
+template <typename Kernel>
+cudaError_t allow_shared(Kernel kernel, size_t bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+}
+
+bool make_map(CUtensorMap* map, const KdaParams& p, const void* base, const Strides& s, int64_t heads, int64_t dim) {
+    const bool packed = p.cu_seqlens != nullptr;
+    const int64_t dims[4] = {dim, p.seqlen, heads, packed ? 1 : p.num_sequences};
+    const int64_t strides[3] = {2 * s.token, 2 * s.head, 2 * s.batch};
+    const uint32_t box[4] = {64, kChunk, 1, 1};
+    // Without tokens no load is issued: the map may stay empty.
+    return p.seqlen == 0 || tile::make_tensor_map(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, base, dims, strides, box,
+                                                  tile::Swizzle::k128);
+}
+
+bool make_args(fused::Args* args, const KdaParams& p) {
+    args->p = p;
+    return make_map(&args->q, p, p.q, p.q_stride, p.heads_qk, p.head_dim_k) &&
+           make_map(&args->k, p, p.k, p.k_stride, p.heads_qk, p.head_dim_k) &&
+           make_map(&args->v, p, p.v, p.v_stride, p.heads_v, p.head_dim_v) &&
+           make_map(&args->g, p, p.g, p.g_stride, p.heads_v, p.head_dim_k);
+}
+
+template <typename T>
+int32_t launch_fused(const KdaParams& p, cudaStream_t stream) {
+    const auto kernel = fused::kda_fused_sm90_kernel<T>;
+    int sms = 0;
+    cudaError_t error = count_sms(&sms);
+    if (error == cudaSuccess) {
+        error = allow_shared(kernel, fused::kFusedSharedBytes);
+    }
+    if (error != cudaSuccess) {
+        return error;
+    }
+    fused::Args args{};
+    if (!make_args(&args, p)) {
+        return cudaErrorInvalidValue;
+    }
+    const int64_t units = p.num_sequences * p.heads_v;
+    kernel<<<static_cast<unsigned>(units < sms ? units : sms), fused::kThreads, fused::kFusedSharedBytes, stream>>>(args);
+    return cudaPeekAtLastError();
+}
+
+size_t split_workspace(const KdaParams& p) {
+    return static_cast<size_t>(num_blocks(p)) * (fused::kOperandBytes + sizeof(uint32_t));
+}
+
+template <typename T>
+int32_t launch_split(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
+    const auto kernel = fused::kda_split_sm90_kernel<T>;
+    uint32_t* const flags = reinterpret_cast<uint32_t*>(workspace + num_blocks(p) * fused::kOperandBytes);
+    int sms = 0;
+    cudaError_t error = count_sms(&sms);
+    if (error == cudaSuccess) {
+        error = allow_shared(kernel, fused::kSplitSharedBytes);
+    }
+    if (error == cudaSuccess) {
+        error = cudaMemsetAsync(flags, 0, static_cast<size_t>(num_blocks(p)) * sizeof(uint32_t), stream);
+    }
+    if (error != cudaSuccess) {
+        return error;
+    }
+    fused::Args args{};
+    if (!make_args(&args, p)) {
+        return cudaErrorInvalidValue;
+    }
+    const int groups = split_groups(p);
+    const int recurrences = static_cast<int>(p.num_sequences * p.heads_v) * (64 * groups < p.head_dim_v ? 2 : 1);
+    const int prepare = sms - recurrences > 8 ? sms - recurrences : 8;
+    kernel<<<static_cast<unsigned>(prepare + recurrences), fused::kThreads, fused::kSplitSharedBytes, stream>>>(
+        args, workspace, flags, static_cast<uint32_t>(prepare), groups);
+    return cudaPeekAtLastError();
 }
 
 template <typename T, int kGroups>
@@ -67,8 +173,9 @@ int32_t launch(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
 }  // namespace
 
 const char* kda_forward_sm90_refusal(const KdaParams& p) {
-    if (p.head_dim_k != kDim || p.head_dim_v != kDim) {
-        return "head_dim_k and head_dim_v must be 128";
+    const bool small = p.head_dim_k == 64 && p.head_dim_v == 64 && runs_fused(p);
+    if (!small && (p.head_dim_k != kDim || p.head_dim_v != kDim)) {
+        return "head_dim_k and head_dim_v must be 128 (or both 64 in bf16 with a gate bounded by -5)";
     }
     if (p.dtype == DType::kFp32) {
         return "dtype must be fp16 or bf16";
@@ -92,10 +199,16 @@ const char* kda_forward_sm90_refusal(const KdaParams& p) {
 }
 
 const char* kda_forward_sm90_name(const KdaParams& p) {
+    if (runs_fused(p)) {
+        return splits_blocks(p) ? "kda_forward_sm90_split" : "kda_forward_sm90_fused";
+    }
     return split_values(p) ? "kda_forward_sm90_v64" : "kda_forward_sm90_v128";
 }
 
 size_t kda_forward_sm90_workspace(const KdaParams& p) {
+    if (runs_fused(p)) {
+        return splits_blocks(p) ? split_workspace(p) : 0;
+    }
     return p.seqlen > 0 ? static_cast<size_t>(num_slots(p)) * static_cast<size_t>(p.heads_v) * kBlockBytes : 0;
 }
 
@@ -107,6 +220,9 @@ int32_t launch_kda_forward_sm90(const KdaParams& p, void* workspace, size_t byte
         return cudaSuccess;
     }
     uint8_t* const blocks = static_cast<uint8_t*>(workspace);
+    if (runs_fused(p)) {
+        return splits_blocks(p) ? launch_split<__nv_bfloat16>(p, blocks, stream) : launch_fused<__nv_bfloat16>(p, stream);
+    }
     return p.dtype == DType::kBf16 ? launch<__nv_bfloat16>(p, blocks, stream) : launch<__half>(p, blocks, stream);
 }
 

@@ -1,0 +1,643 @@
+// A prepare team: the warpgroup that turns k, q, gates and beta of a chunk into the operand block of the recurrence.
+//
+// Thread: eight rows (those of its warp) of four channels. Gates become prefix sums of log2 decays in registers; the
+// warps exchange their totals. With a = floor(G of row 15) per channel, k exp2(G - a), q exp2(G - a) and k exp2(a - G)
+// stay inside bf16's exponent for a gate bounded by -5, so that one chain of wgmma gives k k^T and q k^T with decay for
+// all 32 rows. a comes from rows behind those it serves, but it enters as a power of two, behind the rounding to 16 bits:
+// exponentials are taken from the start of the warp's rows (its floor). So later gates still change no earlier bits.
+#pragma once
+
+#include "kda/fused_config_sm90.cuh"
+#include "ptx/ldst.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/smem_desc.cuh"
+
+namespace flare::kda::fused {
+
+inline constexpr float kBoundedFrom = -5.0f;     // lower_bound that the exponent range allows
+inline constexpr float kInteger = 12582912.0f;  // 1.5 * 2^23: an ulp of 1
+
+template <class M>
+struct Team {
+    uint32_t smem;  // base of the block's shared memory
+    uint32_t index;
+    int warp;  // 0..3
+    int lane;
+
+    __device__ __forceinline__ uint32_t input(uint32_t stage) const {
+        return smem + (M::kInputStages * index + stage) * kInputBytes;
+    }
+    __device__ __forceinline__ uint32_t input_full(uint32_t stage) const {
+        return smem + M::kOffsetInputFull + 8 * (M::kInputStages * index + stage);
+    }
+    __device__ __forceinline__ uint32_t scratch() const { return smem + M::kOffsetScratch + index * kScratchBytes; }
+    // All of the team; its first two warps.
+    __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(1 + index, 128); }
+    __device__ __forceinline__ void sync_first() const { ptx::named_barrier_sync(1 + M::kTeams + index, 64); }
+    // A team starts when the one before it has made its first tiles: in step, all would want the same units at a time.
+    __device__ __forceinline__ void wait_for_start() const { ptx::named_barrier_sync(1 + 2 * M::kTeams + index, 256); }
+    __device__ __forceinline__ void start_next() const { ptx::named_barrier_arrive(2 + 2 * M::kTeams + index, 256); }
+};
+
+template <class Walk>
+__device__ __forceinline__ int chunk_length(const Walk& walk) {
+    return min(kChunk, walk.unit.tokens - walk.done);
+}
+
+// [32][64] boxes of the tensors. What lies behind the tensor's end arrives as zeros, what behind the sequence's as it is.
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t bar, int column, const Unit& unit,
+                                         int head, int done, const KdaParams& p) {
+    ptx::tma_load_4d(to, &map, bar, column, unit.row + done, head, unit.batch(p), ptx::kL2EvictNormal);
+}
+
+template <class Walk>
+__device__ __forceinline__ void load_inputs(const Args& args, const Walk& walk, uint32_t stage, uint32_t bar) {
+    const KdaParams& p = args.p;
+    const int head_qk = walk.unit.head / static_cast<int>(p.heads_v / p.heads_qk);
+    ptx::mbarrier_arrive_expect_tx(bar, kInputBytes);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t to = stage + half * kInputHalf;
+        load_box(to + kInputG, args.g, bar, 64 * half, walk.unit, walk.unit.head, walk.done, p);
+        load_box(to, args.k, bar, 64 * half, walk.unit, head_qk, walk.done, p);
+        load_box(to + kInputQ, args.q, bar, 64 * half, walk.unit, head_qk, walk.done, p);
+    }
+}
+
+// Before its activation, which would wait for it.
+template <typename T, class Walk>
+__device__ __forceinline__ float load_beta(const KdaParams& p, const Walk& walk, int lane) {
+    if (lane >= chunk_length(walk)) {
+        return 0.0f;
+    }
+    const int64_t offset = static_cast<int64_t>(walk.unit.batch(p)) * p.beta_stride.batch +
+                           static_cast<int64_t>(walk.unit.row + walk.done + lane) * p.beta_stride.token +
+                           walk.unit.head * p.beta_stride.head;
+    return load_scalar<T>(p.beta, offset, p.beta_dtype == DType::kFp32);
+}
+
+__device__ __forceinline__ uint2 ld_shared_u2(uint32_t addr) {
+    uint2 r;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(addr) : "memory");
+    return r;
+}
+__device__ __forceinline__ void st_shared_u2(uint32_t addr, uint32_t x, uint32_t y) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(addr), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ float4 ld_shared_f4(uint32_t addr) {
+    float4 r;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w)
+                 : "r"(addr)
+                 : "memory");
+    return r;
+}
+__device__ __forceinline__ void st_shared_f4(uint32_t addr, float x, float y, float z, float w) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+__device__ __forceinline__ float ld_shared_f(uint32_t addr) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(addr) : "memory");
+    return r;
+}
+__device__ __forceinline__ void st_shared_f(uint32_t addr, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(x) : "memory");
+}
+__device__ __forceinline__ void st_shared_u(uint32_t addr, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(x) : "memory");
+}
+// Products of packed pairs of bf16; exact when one side is a power of two.
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+    return __int_as_float((exponent + 127) << 23);
+}
+
+// What the gate of a head needs, into the scratch: -exp(a_log) log2 e, lower_bound log2 e, and the first times dt_bias. The
+// next sync of the team publishes it.
+template <class M>
+__device__ __forceinline__ void put_gate(const KdaParams& p, const Team<M>& team, int head) {
+    if (team.warp == 0) {
+        const GateConstants c = gate_constants(p, head);
+        float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (p.dt_bias != nullptr && 4 * team.lane < p.head_dim_k) {
+            bias = __ldg(reinterpret_cast<const float4*>(p.dt_bias + static_cast<int64_t>(head) * p.head_dim_k) + team.lane);
+        }
+        st_shared_f4(team.scratch() + kScratchBias + 16 * team.lane, -c.a_log2e * bias.x, -c.a_log2e * bias.y,
+                     -c.a_log2e * bias.z, -c.a_log2e * bias.w);
+        if (team.lane == 0) {
+            st_shared_f(team.scratch() + kScratchGate, -c.a_log2e);
+            st_shared_f(team.scratch() + kScratchGate + 4, c.bound_log2e);
+        }
+    }
+}
+
+// Zeros in a warp's rows behind the end of the sequence.
+__device__ __forceinline__ void clear_rows(uint32_t in, uint32_t column, int valid) {
+#pragma unroll 1
+    for (int i = max(valid, 0); i < 8; ++i) {
+        const uint32_t at = in + i * 128 + (column ^ (i << 4));
+        st_shared_u2(at, 0, 0);
+        st_shared_u2(at + kInputQ, 0, 0);
+        st_shared_u2(at + kInputG, 0, 0);
+    }
+    __syncwarp();
+}
+
+// Norms and q_i k_i of a warp's eight rows into the scratch, by tensor cores from the rows as they came: the diagonals of
+// q q^T, k q^T and k k^T. Lane (g, t) of the quads with t = g / 2 gets those of row g.
+template <typename T, class M>
+__device__ __forceinline__ void put_norms(const KdaParams& p, const Team<M>& team, uint32_t stage) {
+    const int lane = team.lane;
+    const uint32_t lane_row =
+        stage + (8 * team.warp + lane % 8) * 128 + ((lane / 8) % 2 == 0 ? kInputQ : 0);
+    const uint32_t piece = (((lane / 16) ^ (lane % 8)) << 4);
+    float q[4] = {};
+    float k[4] = {};
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+        uint32_t a[4];
+        ptx::ldmatrix_x4(a, lane_row + (kk / 4) * kInputHalf + (piece ^ ((kk % 4) << 5)));
+        ptx::mma_m16n8k16<T>(q, a, a[0], a[2]);
+        ptx::mma_m16n8k16<T>(k, a, a[1], a[3]);
+    }
+    if (lane % 4 == lane / 8) {
+        const bool odd = (lane / 4) % 2 != 0;
+        const bool norm = p.qk_l2norm != 0;
+        const float norm_k = norm ? rsqrtf((odd ? k[3] : k[2]) + kNormEpsilon) : 1.0f;
+        const float norm_q = p.scale * (norm ? rsqrtf((odd ? q[1] : q[0]) + kNormEpsilon) : 1.0f);
+        const int row = 8 * team.warp + lane / 4;
+        const float rho = __int_as_float((__float_as_int(norm_k) & 0x7fffff) | 0x3f800000);
+        const float inverse = 1.0f / rho;
+        st_shared_f4(team.scratch() + kScratchNorms + 16 * row, norm_k, norm_q, inverse, rho);
+        st_shared_f(team.scratch() + kScratchDiagonal + 4 * row, (odd ? q[3] : q[2]) * norm_k * norm_q * inverse);
+    }
+    __syncwarp();
+}
+
+// Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs.
+template <typename T, class M>
+__device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>& team, uint32_t stage, uint32_t block,
+                                              int length) {
+    const int lane = team.lane;
+    const int row0 = 8 * team.warp;
+    // Byte of the lane's channels in a row, before the swizzle.
+    const uint32_t column = ((lane % 16) / 2) * 16 + (lane % 2) * 8;
+    const uint32_t in = stage + (lane / 16) * kInputHalf + row0 * 128;
+    const uint32_t out = block + (lane / 16) * 4096 + row0 * 128;
+
+    if (row0 + 8 > length) {
+        clear_rows(in, column, length - row0);
+    }
+    put_norms<T>(p, team, stage);
+    float sum[8][4];
+    float run[4] = {};
+    const float2 gate = ptx::ld_shared_f2(team.scratch() + kScratchGate);  // factor, bound
+    const float4 biases = ld_shared_f4(team.scratch() + kScratchBias + 16 * lane);
+    const float bias[4] = {biases.x, biases.y, biases.z, biases.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint2 raw = ld_shared_u2(in + kInputG + i * 128 + (column ^ (i << 4)));
+        const float2 low = unpack2<T>(raw.x);
+        const float2 high = unpack2<T>(raw.y);
+        const float g[4] = {low.x, low.y, high.x, high.y};
+        const float bound = row0 + i < length ? gate.y : 0.0f;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const float sigmoid = ptx::rcp_approx(1.0f + ptx::exp2_approx(fmaf(g[c], gate.x, bias[c])));
+            run[c] = fmaf(sigmoid, bound, run[c]);
+            sum[i][c] = run[c];
+        }
+    }
+    const uint32_t totals = block + kBlockTotals + lane * 16;
+    st_shared_f4(totals + team.warp * 512, run[0], run[1], run[2], run[3]);
+    team.sync();
+
+    // G = sum + floor(start) + fraction; exp2(G_C - floor(start)); and in 16 bits exp2(floor(start) - a), its inverse and
+    // exp2(floor(start)).
+    float fraction[4], rest[4];
+    uint32_t up16[2], down16[2], start16[2];
+    {
+        const float4 total0 = ld_shared_f4(totals);
+        const float4 total1 = ld_shared_f4(totals + 512);
+        const float4 total2 = ld_shared_f4(totals + 1024);
+        const float4 total3 = ld_shared_f4(totals + 1536);
+        const float t[4][4] = {{total0.x, total0.y, total0.z, total0.w},
+                               {total1.x, total1.y, total1.z, total1.w},
+                               {total2.x, total2.y, total2.z, total2.w},
+                               {total3.x, total3.y, total3.z, total3.w}};
+        float up[4], down[4], from[4], anchor[4], decay[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const float half = t[0][c] + t[1][c];
+            const float three = half + t[2][c];
+            const float all = three + t[3][c];
+            const float start = team.warp == 0 ? 0.0f : team.warp == 1 ? t[0][c] : team.warp == 2 ? half : three;
+            // Floors: behind this addition, rounded down, the low bits hold an integer.
+            const float whole = __fadd_rd(start, kInteger);
+            const float a = __fadd_rd(half, kInteger);
+            const int distance = __float_as_int(whole) - __float_as_int(a);
+            const float floor = whole - kInteger;
+            fraction[c] = start - floor;
+            rest[c] = ptx::exp2_approx(all - floor);
+            up[c] = power_of_two(distance);
+            down[c] = power_of_two(-distance);
+            from[c] = power_of_two(max(__float_as_int(whole) - __float_as_int(kInteger), -126));
+            anchor[c] = power_of_two(__float_as_int(a) - __float_as_int(kInteger));
+            decay[c] = decay_from_log2(all);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            up16[i] = ptx::pack2<T>(up[2 * i], up[2 * i + 1]);
+            down16[i] = ptx::pack2<T>(down[2 * i], down[2 * i + 1]);
+            start16[i] = ptx::pack2<T>(from[2 * i], from[2 * i + 1]);
+        }
+        if (team.warp == 0) {
+            st_shared_f4(team.scratch() + lane * 16, anchor[0], anchor[1], anchor[2], anchor[3]);
+            st_shared_f4(block + kBlockDecay + lane * 16, decay[0], decay[1], decay[2], decay[3]);
+        }
+    }
+    // Two rows at a time: the stores take the places of what they were made from, so no load moves ahead of them.
+    const auto address = [&](int row) { return in + row * 128 + (column ^ (row << 4)); };
+#pragma unroll
+    for (int i0 = 0; i0 < 8; i0 += 2) {
+        uint2 k_raw[2], q_raw[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            k_raw[r] = ld_shared_u2(address(i0 + r));
+            q_raw[r] = ld_shared_u2(address(i0 + r) + kInputQ);
+        }
+        uint32_t kd16[2][2], qd16[2][2], ki16[2][2], kr16[2][2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float2 k01 = unpack2<T>(k_raw[r].x), k23 = unpack2<T>(k_raw[r].y);
+            const float2 q01 = unpack2<T>(q_raw[r].x), q23 = unpack2<T>(q_raw[r].y);
+            const float4 norm = ld_shared_f4(team.scratch() + kScratchNorms + 16 * (row0 + i0 + r));
+            const float k[4] = {k01.x * norm.x, k01.y * norm.x, k23.x * norm.x, k23.y * norm.x};
+            const float q[4] = {q01.x * norm.y, q01.y * norm.y, q23.x * norm.y, q23.y * norm.y};
+            float kd[4], qd[4], ki[4], kr[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const float x = sum[i0 + r][c] + fraction[c];
+                const float decay = ptx::exp2_approx(x);
+                kd[c] = k[c] * decay;
+                qd[c] = q[c] * decay;
+                ki[c] = k[c] * ptx::exp2_approx(-x);
+                kr[c] = ki[c] * norm.z * rest[c];
+            }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                kd16[r][h] = ptx::pack2<T>(kd[2 * h], kd[2 * h + 1]);
+                qd16[r][h] = ptx::pack2<T>(qd[2 * h], qd[2 * h + 1]);
+                ki16[r][h] = ptx::pack2<T>(ki[2 * h], ki[2 * h + 1]);
+                kr16[r][h] = ptx::pack2<__half>(kr[2 * h], kr[2 * h + 1]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int i = i0 + r;
+            const uint32_t at = address(i);
+            const uint32_t to = out + i * 128 + (column ^ (i << 4));
+            st_shared_u2(at, multiply_bf16x2(kd16[r][0], up16[0]), multiply_bf16x2(kd16[r][1], up16[1]));
+            st_shared_u2(at + kInputQ, multiply_bf16x2(qd16[r][0], up16[0]), multiply_bf16x2(qd16[r][1], up16[1]));
+            st_shared_u2(at + kInputG, multiply_bf16x2(ki16[r][0], down16[0]), multiply_bf16x2(ki16[r][1], down16[1]));
+            st_shared_u2(to + kBlockQd, multiply_bf16x2(qd16[r][0], start16[0]), multiply_bf16x2(qd16[r][1], start16[1]));
+            st_shared_u2(to + kBlockKr, kr16[r][0], kr16[r][1]);
+        }
+    }
+}
+
+// From k k^T and q k^T in a warpgroup's accumulators (rows 0..31 and 32..63): beta L to shared memory, A to the block.
+template <class M>
+__device__ __forceinline__ void put_matrices(const Team<M>& team, const float (&acc)[16], uint32_t stage, uint32_t block) {
+    const int g = team.lane / 4;
+    const int t = team.lane % 4;
+    team.sync();  // all products have read the operands whose places L takes
+    if (team.warp < 2) {
+        const int row = 16 * team.warp + g;
+        const float first = ld_shared_f(team.scratch() + kScratchBeta + 4 * row);
+        const float second = ld_shared_f(team.scratch() + kScratchBeta + 4 * row + 32);
+        const uint32_t matrix = stage + kInputMatrix + 4 * row;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (j < 2 || team.warp == 1) {  // what lies above the diagonal isn't read
+                const uint32_t at = matrix + 4 * kMatrixPitch * (8 * j + 2 * t);
+                st_shared_f(at, acc[4 * j] * first);
+                st_shared_f(at + 4 * kMatrixPitch, acc[4 * j + 1] * first);
+                st_shared_f(at + 32, acc[4 * j + 2] * second);
+                st_shared_f(at + 4 * kMatrixPitch + 32, acc[4 * j + 3] * second);
+            }
+        }
+    } else {
+        const uint32_t diagonals = team.scratch() + kScratchDiagonal + 4 * (16 * (team.warp - 2) + g);
+        const float diagonal[2] = {ld_shared_f(diagonals), ld_shared_f(diagonals + 32)};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int column = 8 * j + 2 * t;
+            const uint32_t norms = team.scratch() + kScratchNorms + 16 * column + 8;
+            const float scale[2] = {ld_shared_f(norms), ld_shared_f(norms + 16)};
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = 16 * (team.warp - 2) + g + 8 * h;
+                const float x = column < row ? acc[4 * j + 2 * h] * scale[0] : column == row ? diagonal[h] : 0.0f;
+                const float y =
+                    column + 1 < row ? acc[4 * j + 2 * h + 1] * scale[1] : column + 1 == row ? diagonal[h] : 0.0f;
+                st_shared_u(block + kBlockA + row * 64 + ((j ^ (g / 2)) << 4) + 4 * t, ptx::pack2<__half>(x, y));
+            }
+        }
+    }
+}
+
+// One warp: the inverse of I + L. Lane l solves for column l % 16 of diagonal block l / 16 by forward substitution in
+// fp32; the block below them is -X11 L10 X00 by tf32 products. The inverse takes the places of L, [column][row].
+__device__ __forceinline__ void invert(uint32_t matrix, int lane) {
+    constexpr uint32_t kPitch = 4 * kMatrixPitch;
+    const uint32_t diagonal = matrix + (lane / 16) * 16 * (kPitch + 4);
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        x[i] = i == lane % 16 ? 1.0f : 0.0f;
+    }
+#pragma unroll
+    for (int m = 0; m < 15; ++m) {
+#pragma unroll
+        for (int i4 = (m + 1) / 4; i4 < 4; ++i4) {
+            const float4 l = ld_shared_f4(diagonal + m * kPitch + 16 * i4);
+            const float lv[4] = {l.x, l.y, l.z, l.w};
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                if (4 * i4 + r > m) {
+                    x[4 * i4 + r] = fmaf(-lv[r], x[m], x[4 * i4 + r]);
+                }
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i4 = 0; i4 < 4; ++i4) {
+        st_shared_f4(diagonal + (lane % 16) * kPitch + 16 * i4, x[4 * i4], x[4 * i4 + 1], x[4 * i4 + 2], x[4 * i4 + 3]);
+    }
+    __syncwarp();
+    const int g = lane / 4;
+    const int t = lane % 4;
+    float product[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        // A = X11, rows of the product; B = L10.
+        const uint32_t a = matrix + (16 + 8 * step + t) * kPitch + 4 * (16 + g);
+        const uint32_t fragment[4] = {ptx::round_tf32(ld_shared_f(a)), ptx::round_tf32(ld_shared_f(a + 32)),
+                                      ptx::round_tf32(ld_shared_f(a + 4 * kPitch)),
+                                      ptx::round_tf32(ld_shared_f(a + 4 * kPitch + 32))};
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const uint32_t b = matrix + (8 * n + g) * kPitch + 4 * (16 + 8 * step + t);
+            ptx::mma_m16n8k8_tf32(product[n], fragment, ptx::round_tf32(ld_shared_f(b)), ptx::round_tf32(ld_shared_f(b + 16)));
+        }
+    }
+    float below[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        // The accumulator is the next A operand with the reduction in the order 0, 2, 4, 6, 1, 3, 5, 7.
+        const uint32_t fragment[4] = {ptx::round_tf32(product[step][0]), ptx::round_tf32(product[step][2]),
+                                      ptx::round_tf32(product[step][1]), ptx::round_tf32(product[step][3])};
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const float2 b = ptx::ld_shared_f2(matrix + (8 * n + g) * kPitch + 4 * (8 * step + 2 * t));
+            ptx::mma_m16n8k8_tf32(below[n], fragment, ptx::round_tf32(b.x), ptx::round_tf32(b.y));
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const uint32_t at = matrix + (8 * n + 2 * t) * kPitch + 4 * (16 + g);
+        st_shared_f(at, -below[n][0]);
+        st_shared_f(at + kPitch, -below[n][1]);
+        st_shared_f(at + 32, -below[n][2]);
+        st_shared_f(at + kPitch + 32, -below[n][3]);
+    }
+}
+
+// Row `lane`, eight columns of each warp: rho X diag(beta) to the block.
+template <typename T, class M>
+__device__ __forceinline__ void put_inverse(const Team<M>& team, uint32_t stage, uint32_t block) {
+    const int lane = team.lane;
+    const float rho = ld_shared_f(team.scratch() + kScratchNorms + 16 * lane + 12);
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float4 b = ld_shared_f4(team.scratch() + kScratchBeta + 32 * team.warp + 16 * half);
+        const float beta[4] = {b.x, b.y, b.z, b.w};
+        float x[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int j = 8 * team.warp + 4 * half + c;
+            const float inverse = ld_shared_f(stage + kInputMatrix + 4 * (j * kMatrixPitch + lane));
+            x[c] = lane >= j ? inverse * (rho * beta[c]) : 0.0f;
+        }
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            const int i = 2 * half + pair;
+            high[i] = ptx::pack2<T>(x[2 * pair], x[2 * pair + 1]);
+            const float2 rounded = unpack2<T>(high[i]);
+            low[i] = ptx::pack2<T>(x[2 * pair] - rounded.x, x[2 * pair + 1] - rounded.y);
+        }
+    }
+    const uint32_t at = block + kBlockX + lane * 64 + ((team.warp ^ ((lane / 2) % 4)) << 4);
+    ptx::st_shared_v4(at, high);
+    ptx::st_shared_v4(at + 2048, low);
+}
+
+// w transposed, channels x tokens, by wgmma: the decayed keys as a transposed A operand.
+template <typename T, class M>
+__device__ __forceinline__ void put_w(const Team<M>& team, uint32_t stage, uint32_t block) {
+    const int lane = team.lane;
+    const int token = lane % 8 + 8 * (lane / 16);
+    const uint32_t to =
+        block + kBlockW + token * 128 + (((2 * team.warp + (lane / 8) % 2) ^ (lane % 8)) << 4);
+    const uint64_t x = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockX);
+    float w[2][16];
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint64_t keys = tile::make_desc_mn<tile::Swizzle::k128>(stage + half * kInputHalf, kChunk);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            const uint64_t a = tile::advance_desc(keys, tile::step_mn<tile::Swizzle::k128>(step));
+            ptx::wgmma_ss<T, 32, 1, 0>(w[half], a, tile::advance_desc(x, 32 * step), step > 0);
+            ptx::wgmma_ss<T, 32, 1, 0>(w[half], a, tile::advance_desc(x, 2048 + 32 * step), 1);
+        }
+    }
+    ptx::wgmma_commit();
+    const uint32_t anchors = team.scratch() + 4 * (16 * team.warp + lane / 4);
+    float scale[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        scale[half][0] = -ld_shared_f(anchors + 256 * half);
+        scale[half][1] = -ld_shared_f(anchors + 256 * half + 32);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(w[0]);
+    ptx::fence_registers(w[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            uint32_t r[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = 4 * (j + i / 2) + 2 * (i % 2);
+                r[i] = ptx::pack2<T>(w[half][at] * scale[half][i % 2], w[half][at + 1] * scale[half][i % 2]);
+            }
+            ptx::stmatrix_x4_trans(to + 4096 * half + 8 * j * 128, r[0], r[1], r[2], r[3]);
+        }
+    }
+}
+
+// A warp's walk to shared memory and back: the tiles need the registers.
+template <class Walk>
+__device__ __forceinline__ void park(const Walk& walk, uint32_t at) {
+    static_assert(sizeof(Walk) % 4 == 0 && sizeof(Walk) <= 28, "a warp parks eight words, the last one a flag");
+    const auto& words = reinterpret_cast<const uint32_t(&)[sizeof(Walk) / 4]>(walk);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Walk) / 4); ++i) {
+        st_shared_u(at + 4 * i, words[i]);
+    }
+}
+
+template <class Walk>
+__device__ __forceinline__ void unpark(Walk& walk, uint32_t at) {
+    auto& words = reinterpret_cast<uint32_t(&)[sizeof(Walk) / 4]>(walk);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Walk) / 4); ++i) {
+        words[i] = __float_as_uint(ld_shared_f(at + 4 * i));
+    }
+}
+
+// The walk's chunks team.index, team.index + kTeams, ...
+template <typename T, class M, class Walk>
+__device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, Walk next) {
+    const KdaParams& p = args.p;
+    const auto advance = [&](int count) {
+        for (int i = 0; i < count && next.valid(p); ++i) {
+            next.advance(p);
+        }
+    };
+    advance(static_cast<int>(team.index));
+    if (!next.valid(p)) {
+        return;
+    }
+    const bool loader = team.warp == 3 && ptx::elect_one();
+    pipe::PipeState<M::kBlocks> state = pipe::PipeState<M::kBlocks>::producer();
+    for (uint32_t i = 0; i < team.index; ++i) {
+        state.advance();
+    }
+    pipe::PipeState<M::kInputStages> input = pipe::PipeState<M::kInputStages>::consumer();
+    if (loader) {
+        load_inputs(args, next, team.input(0), team.input_full(0));
+    }
+    float beta_next = team.warp == 2 ? load_beta<T>(p, next, team.lane) : 0.0f;
+    int head = next.unit.head;
+    put_gate(p, team, head);
+    const uint32_t parked = team.scratch() + kScratchWalk + 32 * team.warp;
+    if (team.index > 0) {
+        team.wait_for_start();
+    }
+    st_shared_u(parked + 28, team.index + 1 < M::kTeams ? 0x3f800000 : 0);  // whether the next team still waits
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+        const uint32_t stage = team.input(input.stage);
+        const uint32_t block = team.smem + M::kOffsetBlock + state.stage * M::kBlockBytes;
+        const uint32_t full = team.smem + M::kOffsetBlockFull + 8 * state.stage;
+        const int length = chunk_length(next);
+        if (next.unit.head != head) {
+            head = next.unit.head;
+            put_gate(p, team, head);
+        }
+        team.sync();  // all have left the other stage, and the block of the last round
+        ptx::mbarrier_wait(team.smem + M::kOffsetBlockEmpty + 8 * state.stage, state.phase);
+        if (M::kValues && loader) {
+            ptx::mbarrier_arrive_expect_tx(full, 2 * kHalfTileBytes);
+            load_box(block + kBlockV, args.v, full, 0, next.unit, head, next.done, p);
+            load_box(block + kBlockV + kHalfTileBytes, args.v, full, 64, next.unit, head, next.done, p);
+        }
+        advance(1);
+        if (!next.valid(p)) {  // the next team has nothing to begin with
+            st_shared_u(parked + 28, 0);
+        }
+        advance(M::kTeams - 1);
+        more = next.valid(p);
+        if (M::kInputStages > 1 && more && loader) {
+            load_inputs(args, next, team.input(1 - input.stage), team.input_full(1 - input.stage));
+        }
+        if (team.warp == 2) {
+            st_shared_f(team.scratch() + kScratchBeta + 4 * team.lane,
+                        team.lane < length ? activate_beta(p.beta_activation, beta_next) : 0.0f);
+            if (more) {
+                beta_next = load_beta<T>(p, next, team.lane);
+            }
+        }
+        ptx::mbarrier_wait(team.input_full(input.stage), input.phase);
+
+        park(next, parked);
+        prepare_tiles<T>(p, team, stage, block, length);
+        if (ld_shared_f(parked + 28) != 0.0f) {
+            team.start_next();
+            st_shared_u(parked + 28, 0);
+        }
+        ptx::fence_proxy_async_smem();
+        team.sync();
+        {
+            float acc[16];
+            const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
+            const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int kk = 0; kk < 8; ++kk) {
+                const uint32_t step = tile::step_k<tile::Swizzle::k128>(kk, 96);
+                ptx::wgmma_ss<T, 32>(acc, tile::advance_desc(rows, step), tile::advance_desc(columns, step), kk > 0);
+            }
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>();
+            ptx::fence_registers(acc);
+            put_matrices(team, acc, stage, block);
+        }
+        if (team.warp < 2) {
+            team.sync_first();
+            if (team.warp == 0) {
+                invert(stage + kInputMatrix, team.lane);
+            }
+        }
+        team.sync();
+        put_inverse<T>(team, stage, block);
+        ptx::fence_proxy_async_smem();
+        team.sync();
+        put_w<T>(team, stage, block);
+        ptx::fence_proxy_async_smem();  // also: the stage goes back to the copies
+        __syncwarp();
+        if (team.lane == 0) {
+            ptx::mbarrier_arrive(full);
+        }
+        unpark(next, parked);
+        if (M::kInputStages == 1) {
+            team.sync();  // all have left the stage
+            if (more && loader) {
+                load_inputs(args, next, stage, team.input_full(0));
+            }
+        }
+        input.advance();
+        for (int i = 0; i < M::kTeams; ++i) {
+            state.advance();
+        }
+    }
+}
+
+}  // namespace flare::kda::fused

@@ -1,0 +1,530 @@
+// KDA forward in one kernel: two prepare teams feed a recurrence through shared memory, so that what they make never
+// leaves the SM. Design and measurements: docs/kernels/kda.md.
+//
+// Recurrence, transposed: S^T [V x K] is the accumulator, a warpgroup owns 64 value columns as the M of wgmma m64, and all
+// A operands come from registers:
+//   U^T = V^T X^T + S^T w^T              m64n32 k32 (two terms of X), k128     A: values, S^T rounded to 16 bits
+//   O^T = S^T Qd^T + U^T A^T             m64n32 k128, k32 (fp16)
+//   S^T = S^T diag(exp G_C) + U^T Kr     m64n128 k32 (fp16)
+//
+// Barrier      count   arrives                                              waits
+// full[block]  5       a lane per warp of the team that made it, and its    consumers, phase 0 first
+//              + bytes loader with the bytes of the values
+// empty[block] 8       a lane per consumer warp, once it has left it        the team, phase 1 first
+// input[stage] 1       the team's loader with the bytes                     the team, phase 0 first
+//              + bytes
+// Operand tiles: written by ordinary stores, read by wgmma: fence.proxy.async in every writing thread before it arrives.
+// Input stages and values: written by TMA, read and overwritten by ordinary accesses; the same fence before they go back.
+#pragma once
+
+#include "kda/fused_prepare_sm90.cuh"
+#include "ptx/tma.cuh"
+#include "tile/fragment.cuh"
+
+namespace flare::kda::fused {
+
+// The state between registers and memory: register 4j + 2h + e is value v0 + 8h, key channel 8j + 2t + e. Channels from dim_k
+// on exist in registers only, as zeros. `pitch` is the length of a row of the state in memory.
+template <StateLayout kLayout, typename State>
+__device__ __forceinline__ void load_state_as(float (&s)[64], const State* from, int pitch, int dim_k) {
+    const int value_step = kLayout == StateLayout::kVK ? 8 * pitch : 8;
+    const int channel_step = kLayout == StateLayout::kVK ? 1 : pitch;
+#pragma unroll
+    for (int j = 0; j < 16; ++j, from += 8 * channel_step) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (8 * j >= dim_k) {
+                s[4 * j + 2 * h] = s[4 * j + 2 * h + 1] = 0.0f;
+            } else if constexpr (kLayout == StateLayout::kVK && sizeof(State) == 4) {
+                const float2 pair = *reinterpret_cast<const float2*>(from + h * value_step);
+                s[4 * j + 2 * h] = pair.x;
+                s[4 * j + 2 * h + 1] = pair.y;
+            } else {
+                s[4 * j + 2 * h] = static_cast<float>(from[h * value_step]);
+                s[4 * j + 2 * h + 1] = static_cast<float>(from[h * value_step + channel_step]);
+            }
+        }
+    }
+}
+
+template <StateLayout kLayout, typename State>
+__device__ __forceinline__ void store_state_as(const float (&s)[64], State* to, int pitch, int dim_k) {
+    const int value_step = kLayout == StateLayout::kVK ? 8 * pitch : 8;
+    const int channel_step = kLayout == StateLayout::kVK ? 1 : pitch;
+#pragma unroll
+    for (int j = 0; j < 16; ++j, to += 8 * channel_step) {
+        if (8 * j < dim_k) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                if constexpr (kLayout == StateLayout::kVK && sizeof(State) == 4) {
+                    *reinterpret_cast<float2*>(to + h * value_step) = {s[4 * j + 2 * h], s[4 * j + 2 * h + 1]};
+                } else {
+                    to[h * value_step] = static_cast<State>(s[4 * j + 2 * h]);
+                    to[h * value_step + channel_step] = static_cast<State>(s[4 * j + 2 * h + 1]);
+                }
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ int64_t state_start(const KdaParams& p, int64_t base, int v0, int t) {
+    return base + (p.state_layout == StateLayout::kVK ? v0 * p.head_dim_k + 2 * t : 2 * t * p.head_dim_v + v0);
+}
+
+__device__ __forceinline__ void load_state_tile(float (&s)[64], const KdaParams& p, const void* state, int64_t base,
+                                                bool is_bf16, int v0, int t) {
+    const int64_t start = state_start(p, base, v0, t);
+    const float* const wide = static_cast<const float*>(state) + start;
+    const __nv_bfloat16* const narrow = static_cast<const __nv_bfloat16*>(state) + start;
+    if (p.state_layout == StateLayout::kVK) {
+        is_bf16 ? load_state_as<StateLayout::kVK>(s, narrow, p.head_dim_k, p.head_dim_k)
+                : load_state_as<StateLayout::kVK>(s, wide, p.head_dim_k, p.head_dim_k);
+    } else {
+        is_bf16 ? load_state_as<StateLayout::kKV>(s, narrow, p.head_dim_v, p.head_dim_k)
+                : load_state_as<StateLayout::kKV>(s, wide, p.head_dim_v, p.head_dim_k);
+    }
+}
+
+__device__ __forceinline__ void store_state_tile(const float (&s)[64], const KdaParams& p, void* state, int64_t base,
+                                                 bool is_bf16, int v0, int t) {
+    const int64_t start = state_start(p, base, v0, t);
+    float* const wide = static_cast<float*>(state) + start;
+    __nv_bfloat16* const narrow = static_cast<__nv_bfloat16*>(state) + start;
+    if (p.state_layout == StateLayout::kVK) {
+        is_bf16 ? store_state_as<StateLayout::kVK>(s, narrow, p.head_dim_k, p.head_dim_k)
+                : store_state_as<StateLayout::kVK>(s, wide, p.head_dim_k, p.head_dim_k);
+    } else {
+        is_bf16 ? store_state_as<StateLayout::kKV>(s, narrow, p.head_dim_v, p.head_dim_k)
+                : store_state_as<StateLayout::kKV>(s, wide, p.head_dim_v, p.head_dim_k);
+    }
+}
+
+// The products with U take it in fp16, three bits more than bf16 has: the sums of U over a long memory show its rounding.
+// Where a value column leaves fp16's range in a chunk, it is scaled by a power of two on both sides of the products, so that
+// results don't change.
+struct ColumnScale {
+    bool any;  // of the warp
+    float by[2];
+
+    __device__ __forceinline__ explicit ColumnScale(const float (&u)[16]) : by{1.0f, 1.0f} {
+        constexpr float kLargest = 32768.0f, kSmallest = 1.0f / 4096.0f;
+        float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                largest[h] = fmaxf(largest[h], fmaxf(fabsf(u[4 * j + 2 * h]), fabsf(u[4 * j + 2 * h + 1])));
+            }
+        }
+        const auto outside = [&](float x) { return x > kLargest || (x < kSmallest && x > 0.0f); };
+        any = __any_sync(0xffffffffu, outside(largest[0]) || outside(largest[1])) != 0;
+        if (any) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float x = tile::quad_max(largest[h]);
+                if (outside(x)) {
+                    const int exponent = min(max((__float_as_int(x) >> 23) - 127, -100), 100);
+                    by[h] = power_of_two(-exponent);
+                }
+            }
+        }
+    }
+    template <int kCount>
+    __device__ __forceinline__ void apply(float (&x)[kCount]) const {
+        if (any) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                x[i] *= by[(i / 2) % 2];
+            }
+        }
+    }
+    template <int kCount>
+    __device__ __forceinline__ void undo(float (&x)[kCount]) const {
+        if (any) {
+            const float back[2] = {1.0f / by[0], 1.0f / by[1]};
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                x[i] *= back[(i / 2) % 2];
+            }
+        }
+    }
+};
+
+// The output rows of a chunk, from where consume_chunk left them.
+template <typename T>
+struct PendingOutput {
+    T* out;            // row of the chunk's first token
+    uint32_t values;
+    uint32_t release;  // barrier of the block it lies in; 0: there is no output
+    int length;        // rows to write
+
+    __device__ __forceinline__ void write(int64_t stride, int lane, uint32_t piece) {
+        if (release == 0) {
+            return;
+        }
+#pragma unroll
+        for (int pass = 0; pass < 2; ++pass) {
+            const int token = 16 * pass + lane / 2;
+            uint32_t r[4];
+            ptx::ld_shared_v4(r, values + token * 128 + (((piece + lane % 2) ^ (token % 8)) << 4));
+            if (token < length) {
+                ptx::st_global_v4(out + token * stride + 8 * (lane % 2), r);
+            }
+        }
+        ptx::fence_proxy_async_smem();  // the values' places go back to the copies
+        __syncwarp();
+        if (lane == 0) {
+            ptx::mbarrier_arrive(release);
+        }
+    }
+};
+
+// One chunk: updates the state, leaves the output in shared memory, writes that of the chunk before.
+template <typename T>
+__device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, uint32_t values, int length, int lane,
+                                              uint32_t piece, PendingOutput<T>& pending, int64_t out_stride) {
+    const int t = lane % 4;
+    // ldmatrix rows of the values, transposed: matrices are (tokens, values) (0, 0), (0, 8), (8, 0), (8, 8). The output
+    // takes the places of the warp's values, through the same addresses.
+    const uint32_t tile_lane = values + (lane % 8 + 8 * (lane / 16)) * 128 + (((piece + (lane / 8) % 2) ^ (lane % 8)) << 4);
+    const uint64_t desc_w = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockW);
+    const uint64_t desc_qd = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockQd);
+    const uint64_t desc_kr = tile::make_desc_mn<tile::Swizzle::k128>(block + kBlockKr, kChunk);
+    const uint64_t desc_x = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockX);
+    const uint64_t desc_a = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockA);
+
+    uint32_t v[2][4];
+    ptx::ldmatrix_x4_trans(v[0], tile_lane);
+    ptx::ldmatrix_x4_trans(v[1], tile_lane + 16 * 128);
+    if (length < kChunk) {  // values behind the end are the next sequence's
+#pragma unroll
+        for (int kk = 0; kk < 2; ++kk) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int token = 16 * kk + 8 * (r / 2) + 2 * t;
+                v[kk][r] = token + 1 < length ? v[kk][r] : token < length ? v[kk][r] & 0xffffu : 0u;
+            }
+        }
+    }
+    uint32_t s16[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        s16[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
+    }
+    // The decay before the products: ptxas would wait for them before it touches an accumulator of the last chunk.
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        const float2 d = ptx::ld_shared_f2(block + kBlockDecay + 8 * t + 32 * j);
+        s[4 * j] *= d.x;
+        s[4 * j + 1] *= d.y;
+        s[4 * j + 2] *= d.x;
+        s[4 * j + 3] *= d.y;
+    }
+    float u[16], o[16];
+    ptx::fence_registers(v[0]);
+    ptx::fence_registers(v[1]);
+    ptx::fence_registers(s16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int term = 0; term < 2; ++term) {
+#pragma unroll
+        for (int kk = 0; kk < 2; ++kk) {
+            ptx::wgmma_rs<T, 32>(u, v[kk][0], v[kk][1], v[kk][2], v[kk][3],
+                                 tile::advance_desc(desc_x, 2048 * term + 32 * kk), term + kk > 0);
+        }
+    }
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+        ptx::wgmma_rs<T, 32>(u, s16[4 * kk], s16[4 * kk + 1], s16[4 * kk + 2], s16[4 * kk + 3],
+                             tile::advance_desc(desc_w, tile::step_k<tile::Swizzle::k128>(kk, kChunk)), 1);
+    }
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+        ptx::wgmma_rs<T, 32>(o, s16[4 * kk], s16[4 * kk + 1], s16[4 * kk + 2], s16[4 * kk + 3],
+                             tile::advance_desc(desc_qd, tile::step_k<tile::Swizzle::k128>(kk, kChunk)), kk > 0);
+    }
+    ptx::wgmma_commit();
+    pending.write(out_stride, lane, piece);  // while they run
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(u);
+    ptx::fence_registers(o);
+    const ColumnScale scale(u);
+    scale.apply(u);
+    scale.apply(o);
+    scale.apply(s);
+    uint32_t u16[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        u16[i] = ptx::pack2<__half>(u[2 * i], u[2 * i + 1]);
+    }
+    ptx::fence_registers(u16);
+    ptx::fence_registers(s);
+    ptx::wgmma_fence();
+    // Rows past the end need no mask: their values, keys and beta are zeros.
+    ptx::wgmma_rs<__half, 32>(o, u16[0], u16[1], u16[2], u16[3], desc_a, 1);
+    ptx::wgmma_rs<__half, 32>(o, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_a, 32), 1);
+    ptx::wgmma_commit();
+    ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr, 1);
+    ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7],
+                                  tile::advance_desc(desc_kr, tile::step_mn<tile::Swizzle::k128>(1)), 1);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(o);
+    scale.undo(o);
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = 4 * (j + i / 2) + 2 * (i % 2);
+            r[i] = ptx::pack2<T>(o[at], o[at + 1]);
+        }
+        ptx::stmatrix_x4_trans(tile_lane + 8 * j * 128, r[0], r[1], r[2], r[3]);
+    }
+    __syncwarp();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(s);
+    scale.undo(s);
+}
+
+// The recurrence of one unit on 64 value columns per warpgroup, from `column0` on. Stages hold operand blocks, with the
+// values of each warpgroup 4096 bytes apart.
+template <typename T, int kStages>
+__device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& unit, int column0, uint32_t stages,
+                                             uint32_t full, uint32_t empty,
+                                             pipe::PipeState<kStages>& state) {
+    const int warp = static_cast<int>(ptx::uniform_warp_idx());
+    const int lane = threadIdx.x % 32;
+    const int t = lane % 4;
+    const int v0 = column0 + 16 * warp + lane / 4;
+    int64_t state_row = unit.n;
+    bool has_state = true;
+    if (p.state_slots != nullptr) {
+        state_row = load_index(p.state_slots, unit.n, p.index64);
+        has_state = state_row != p.padding_slot;
+    }
+    // With 64 value columns some warps have none: they compute zeros.
+    const bool has_columns = column0 + 16 * warp < p.head_dim_v;
+    has_state = has_state && has_columns;
+    float s[64];
+    if (p.initial_state != nullptr && has_state) {
+        load_state_tile(s, p, p.initial_state, state_row * p.initial_stride_n + unit.head * p.initial_stride_h,
+                        p.initial_dtype == DType::kBf16, v0, t);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            s[i] = 0.0f;
+        }
+    }
+    const int checkpoint_chunks = p.checkpoints != nullptr ? static_cast<int>(p.checkpoint_interval / kChunk) : 0;
+    int64_t checkpoint_row = 0;
+    if (p.checkpoints != nullptr) {
+        checkpoint_row = p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, unit.n, p.index64)
+                                                     : unit.n * (p.seqlen / p.checkpoint_interval);
+    }
+    int chunks_to_checkpoint = checkpoint_chunks;
+    T* out = static_cast<T*>(p.out) + static_cast<int64_t>(unit.batch(p)) * p.out_stride.batch +
+             static_cast<int64_t>(unit.row) * p.out_stride.token + unit.head * p.out_stride.head + column0 + 16 * warp;
+    PendingOutput<T> pending{out, 0, 0, 0};
+#pragma unroll 1
+    for (int remaining = unit.tokens; remaining > 0; remaining -= kChunk) {
+        const uint32_t block = stages + state.stage * kBlockBytes;
+        const uint32_t values = block + kBlockV + (warp / 4) * kHalfTileBytes;
+        const int length = min(kChunk, remaining);
+        ptx::mbarrier_wait(full + 8 * state.stage, state.phase);
+        consume_chunk<T>(s, block, values, length, lane, 2 * (warp % 4), pending, p.out_stride.token);
+        pending = {out, values, empty + 8 * state.stage, has_columns ? length : 0};
+        state.advance();
+        out += kChunk * p.out_stride.token;
+        if (checkpoint_chunks != 0 && --chunks_to_checkpoint == 0) {
+            // A checkpoint needs a whole interval of tokens, so a ragged last chunk never ends one.
+            if (length == kChunk && has_columns) {
+                const int64_t size = static_cast<int64_t>(p.head_dim_k) * p.head_dim_v;
+                store_state_tile(s, p, p.checkpoints, (checkpoint_row * p.heads_v + unit.head) * size,
+                                 p.checkpoint_dtype == DType::kBf16, v0, t);
+            }
+            ++checkpoint_row;
+            chunks_to_checkpoint = checkpoint_chunks;
+        }
+    }
+    pending.write(p.out_stride.token, lane, 2 * (warp % 4));
+    if (p.final_state != nullptr && has_state) {
+        store_state_tile(s, p, p.final_state, state_row * p.final_stride_n + unit.head * p.final_stride_h,
+                         p.final_dtype == DType::kBf16, v0, t);
+    }
+}
+
+__device__ __forceinline__ void init_barriers(uint32_t full, uint32_t empty, int stages, uint32_t full_count,
+                                              uint32_t empty_count) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < stages; ++i) {
+            ptx::mbarrier_init(full + 8 * i, full_count);
+            ptx::mbarrier_init(empty + 8 * i, empty_count);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+}
+
+// Teams are the last warpgroups of a block.
+template <class M>
+__device__ __forceinline__ Team<M> make_team(uint32_t smem, int warp) {
+    return {smem, static_cast<uint32_t>(warp / 4 - (kThreads / 128 - M::kTeams)), warp % 4,
+            static_cast<int>(threadIdx.x % 32)};
+}
+
+template <class M>
+__device__ __forceinline__ void init_team_barriers(uint32_t smem) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < M::kTeams * M::kInputStages; ++i) {
+            ptx::mbarrier_init(smem + M::kOffsetInputFull + 8 * i, 1);
+        }
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1) kda_fused_sm90_kernel(const __grid_constant__ Args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ uint8_t smem_raw[];
+    const KdaParams& p = args.p;
+    const uint32_t smem = (ptx::smem_addr(smem_raw) + 1023) / 1024 * 1024;
+    const uint32_t full = smem + FusedMap::kOffsetBlockFull;
+    const uint32_t empty = smem + FusedMap::kOffsetBlockEmpty;
+    init_team_barriers<FusedMap>(smem);
+    init_barriers(full, empty, FusedMap::kBlocks, 5, 8);
+    const int warp = static_cast<int>(ptx::uniform_warp_idx());
+    if (warp < 8) {
+        ptx::setmaxnreg_inc<kConsumerRegs>();
+        pipe::PipeState<FusedMap::kBlocks> state = pipe::PipeState<FusedMap::kBlocks>::consumer();
+#pragma unroll 1
+        for (uint32_t index = blockIdx.x; index < num_units(p); index += gridDim.x) {
+            Unit unit;
+            unit.locate(p, index);
+            consume_unit<T>(p, unit, 0, smem + FusedMap::kOffsetBlock, full, empty, state);
+        }
+    } else {
+        ptx::setmaxnreg_dec<kTeamRegs>();
+        run_team<T>(args, make_team<FusedMap>(smem, warp), UnitWalk(p));
+    }
+#else
+    __trap();
+#endif
+}
+
+// Split over blocks: where units are so few that most SMs would idle, the first `prepare_blocks` blocks prepare chunks
+// through the workspace for the recurrences behind them, each on 64 or 128 value columns of a unit. A flag per chunk says
+// that its operand block is there; prepare blocks wait for nobody, so any order of scheduling ends.
+//
+// Recurrence blocks: one or two warpgroups consume, a thread of warpgroup 2 fills the stages.
+// Barrier      count               arrives                            waits
+// full[stage]  1 + bytes           the filler                         consumers
+// empty[stage] 4 per warpgroup     a lane per consumer warp           the filler
+// Prepare blocks: full[block] 4 as above, waited for by a thread of warpgroup 0: it stores the block, releases empty[block]
+// (count 1) when shared memory has been read and sets the flag when the bytes are in memory.
+// One thread for all teams: it must see the blocks in order, because a parity tells only neighbouring rounds apart.
+__device__ __forceinline__ void store_blocks(const KdaParams& p, TimeWalk walk, uint32_t smem, uint8_t* workspace,
+                                             uint32_t* flags) {
+    using M = PrepareMap;
+    pipe::PipeState<M::kBlocks> state = pipe::PipeState<M::kBlocks>::consumer();
+    int64_t pending = -1;  // stored, perhaps not yet in memory
+    const auto publish = [&] {
+        ptx::fence_proxy_async_global();
+        ptx::st_release_gpu(flags + pending, 1);
+        pending = -1;
+    };
+    for (; walk.valid(p); walk.advance(p)) {
+        const uint32_t full = smem + M::kOffsetBlockFull + 8 * state.stage;
+        if (pending >= 0 && !ptx::mbarrier_try_wait(full, state.phase)) {
+            ptx::bulk_wait_group<0>();
+            publish();
+        }
+        ptx::mbarrier_wait(full, state.phase);
+        const int64_t index = block_index(p, walk.unit, walk.done);
+        ptx::bulk_store(workspace + index * kOperandBytes, smem + M::kOffsetBlock + state.stage * M::kBlockBytes,
+                        kOperandBytes);
+        ptx::bulk_commit_group();
+        if (pending >= 0) {
+            ptx::bulk_wait_group<1>();
+            publish();
+        }
+        ptx::bulk_wait_group_read<0>();
+        ptx::mbarrier_arrive(smem + M::kOffsetBlockEmpty + 8 * state.stage);
+        pending = index;
+        state.advance();
+    }
+    if (pending >= 0) {
+        ptx::bulk_wait_group<0>();
+        publish();
+    }
+}
+
+__device__ __forceinline__ void fill_stages(const Args& args, const Unit& unit, int column0, int groups, uint32_t stages,
+                                            uint32_t full, uint32_t empty, const uint8_t* workspace, const uint32_t* flags) {
+    const int64_t first = block_index(args.p, unit, 0);
+    const uint8_t* source = workspace + first * kOperandBytes;
+    const uint32_t* flag = flags + first;
+    pipe::PipeState<kSplitStages> state = pipe::PipeState<kSplitStages>::producer();
+#pragma unroll 1
+    for (int done = 0; done < unit.tokens; done += kChunk) {
+        const uint32_t stage = stages + state.stage * kBlockBytes;
+        const uint32_t bar = full + 8 * state.stage;
+        ptx::mbarrier_wait(empty + 8 * state.stage, state.phase);
+        ptx::mbarrier_arrive_expect_tx(bar, kOperandBytes + groups * kHalfTileBytes);
+        for (int group = 0; group < groups; ++group) {
+            load_box(stage + kBlockV + group * kHalfTileBytes, args.v, bar, column0 + 64 * group, unit, unit.head, done,
+                     args.p);
+        }
+        while (ptx::ld_acquire_gpu(flag) == 0) {
+        }
+        ptx::fence_proxy_async_global();
+        ptx::bulk_load(stage, source, kOperandBytes, bar);
+        source += kOperandBytes;
+        ++flag;
+        state.advance();
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    kda_split_sm90_kernel(const __grid_constant__ Args args, uint8_t* workspace, uint32_t* flags, uint32_t prepare_blocks,
+                          int groups) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ uint8_t smem_raw[];
+    const KdaParams& p = args.p;
+    const uint32_t smem = (ptx::smem_addr(smem_raw) + 1023) / 1024 * 1024;
+    const int warp = static_cast<int>(ptx::uniform_warp_idx());
+    if (blockIdx.x < prepare_blocks) {
+        using M = PrepareMap;
+        init_team_barriers<M>(smem);
+        init_barriers(smem + M::kOffsetBlockFull, smem + M::kOffsetBlockEmpty, M::kBlocks, 4, 1);
+        if (warp >= kThreads / 32 - 4 * M::kTeams) {
+            run_team<T>(args, make_team<M>(smem, warp), TimeWalk(p, prepare_blocks));
+        } else if (warp == 0 && ptx::elect_one()) {
+            store_blocks(p, TimeWalk(p, prepare_blocks), smem, workspace, flags);
+        }
+        return;
+    }
+    const uint32_t full = smem + kSplitOffsetBarriers;
+    const uint32_t empty = full + 8 * kSplitStages;
+    init_barriers(full, empty, kSplitStages, 1, 4 * groups);
+    const uint32_t index = blockIdx.x - prepare_blocks;
+    const bool halves = 64 * groups < p.head_dim_v;  // two blocks a unit
+    const int column0 = halves ? 64 * static_cast<int>(index % 2) : 0;
+    Unit unit;
+    unit.locate(p, halves ? index / 2 : index);
+    if (warp < 4 * groups) {
+        ptx::setmaxnreg_inc<kConsumerRegs>();
+        pipe::PipeState<kSplitStages> state = pipe::PipeState<kSplitStages>::consumer();
+        consume_unit<T>(p, unit, column0, smem, full, empty, state);
+    } else {
+        ptx::setmaxnreg_dec<kTeamRegs>();
+        if (warp == 8 && ptx::elect_one()) {
+            fill_stages(args, unit, column0, groups, smem, full, empty, workspace, flags);
+        }
+    }
+#else
+    __trap();
+#endif
+}
+
+}  // namespace flare::kda::fused
