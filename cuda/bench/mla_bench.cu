@@ -15,7 +15,6 @@ namespace {
 struct Row {
     int batch, sq, heads, len, page, ragged;
     double peer_us;  // FlashMLA at commit 9241ae3, same card; 0 = none
-    int row656 = 0;
     int topk = 0;  // token indices, len is then the cache of a sequence
 };
 
@@ -24,16 +23,11 @@ double time_row(const Row& r, bool print) {
     const int pages_per = (r.len + r.page - 1) / r.page;
     const int num_pages = r.batch * pages_per;
     const int64_t q_elements = int64_t{r.batch} * r.sq * r.heads * d;
-    const int64_t row_bytes = r.row656 ? 656 : 2 * d;
     const int64_t kv_rows = int64_t{num_pages} * r.page;
-    Buffer q(q_elements * 2), kv(kv_rows * row_bytes), out(int64_t{r.batch} * r.sq * r.heads * 512 * 2);
+    Buffer q(q_elements * 2), kv(kv_rows * d * 2), out(int64_t{r.batch} * r.sq * r.heads * 512 * 2);
     Buffer lse(int64_t{r.batch} * r.sq * r.heads * 4), flush(256u << 20);
     fill_normal<<<1024, 256>>>(q.as<__nv_bfloat16>(), q_elements, 1, 1.0f);
-    if (r.row656) {
-        fill_rows656<<<4096, 256>>>(kv.as<uint8_t>(), kv_rows, 7, 0);
-    } else {
-        fill_normal<<<4096, 256>>>(kv.as<__nv_bfloat16>(), kv_rows * d, 7, 1.0f);
-    }
+    fill_normal<<<4096, 256>>>(kv.as<__nv_bfloat16>(), kv_rows * d, 7, 1.0f);
     std::mt19937 rng(5);
     std::vector<int> table(num_pages), lens(r.batch, r.len);
     std::iota(table.begin(), table.end(), 0);
@@ -62,15 +56,14 @@ double time_row(const Row& r, bool print) {
     p.q_stride_h = d;
     p.q_stride_s = int64_t{r.heads} * d;
     p.q_stride_b = r.sq * p.q_stride_s;
-    p.kv_stride_s = r.row656 ? 656 : d;
+    p.kv_stride_s = d;
     p.kv_stride_b = int64_t{r.page} * p.kv_stride_s;
     p.out_stride_h = 512;
     p.out_stride_s = int64_t{r.heads} * 512;
     p.out_stride_b = r.sq * p.out_stride_s;
     p.lse_stride_h = r.sq;
     p.lse_stride_b = int64_t{r.heads} * r.sq;
-    p.dtype = p.out_dtype = DType::kBf16;
-    p.kv_dtype = r.row656 ? DType::kRow656 : DType::kBf16;
+    p.dtype = p.out_dtype = p.kv_dtype = DType::kBf16;
     p.batch = r.batch;
     p.seqlen_q = r.sq;
     p.seqlen_k = r.len;
@@ -116,12 +109,12 @@ double time_row(const Row& r, bool print) {
     std::sort(times.begin(), times.end());
     const double us = times[times.size() / 2];
     const double flops = 2.0 * r.heads * (r.topk ? 1 : r.sq) * keys * (576 + 512);
-    const double moved = keys * row_bytes + 2.0 * r.batch * r.sq * r.heads * (576 + 512);
+    const double moved = keys * 1152.0 + 2.0 * r.batch * r.sq * r.heads * (576 + 512);
     if (print) {
         char keys_read[32] = "";
         std::snprintf(keys_read, sizeof(keys_read), r.topk ? " top %d" : "", r.topk);
-        std::printf("| %d, %d, %d, %d%s%s | %d%s | %.1f (%.1f-%.1f) | %.0f | %.2f | %.1f | %.2f |\n", r.batch, r.sq,
-                    r.heads, r.len, keys_read, r.row656 ? " fp8" : "", r.page, r.ragged ? " ragged" : "", us, times[3],
+        std::printf("| %d, %d, %d, %d%s | %d%s | %.1f (%.1f-%.1f) | %.0f | %.2f | %.1f | %.2f |\n", r.batch, r.sq,
+                    r.heads, r.len, keys_read, r.page, r.ragged ? " ragged" : "", us, times[3],
                     times[times.size() - 4],
                     flops / us * 1e-6, moved / us * 1e-6, r.peer_us, r.peer_us > 0.0 ? r.peer_us / us : 0.0);
         std::fflush(stdout);
@@ -141,10 +134,7 @@ int main() {
         {128, 1, 128, 4096, 64, 1, 0},     {128, 1, 32, 4096, 64, 0, 0},      {128, 1, 16, 4096, 16, 0, 0},
         {128, 1, 16, 4096, 1, 0, 0},       {128, 1, 128, 4096, 16, 0, 0},     {128, 1, 128, 4096, 1, 0, 0},
         {1, 1, 128, 4096, 64, 0, 0},       {2, 1, 16, 1024, 64, 0, 0},
-        {128, 1, 16, 4096, 64, 0, 0, 1},   {128, 1, 64, 4096, 64, 0, 0, 1},
-        {128, 1, 128, 4096, 64, 0, 0, 1},  {1, 1, 16, 131072, 64, 0, 0, 1},
-        {128, 2, 128, 32768, 64, 0, 0, 0, 2048}, {128, 2, 128, 32768, 64, 0, 0, 1, 2048},
-        {16, 1, 128, 32768, 64, 0, 0, 1, 2048},
+        {128, 2, 128, 32768, 64, 0, 0, 2048},
     };
     std::printf(
         "| B, Sq, H, Sk | page | us (p10-p90) | TFLOP/s | TB/s | FlashMLA us | speed-up "

@@ -3,7 +3,6 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -71,41 +70,6 @@ __global__ void scatter_rows(const T* dense, T* pool, const int64_t* row_of, int
     }
 }
 
-// Rows of 656 bytes: 512 e4m3 values, 4 fp32 scales, 64 bf16 values; about unit normal. Scales are powers of two, or any.
-__global__ void fill_rows656(uint8_t* rows, int64_t count, uint64_t seed, int any_scale) {
-    for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
-        uint8_t* to = rows + row * 656;
-        for (int c = threadIdx.x; c < 576; c += blockDim.x) {
-            const uint64_t i = seed + 2 * (row * 576 + c);
-            const float u = (hash(i) + 1.0f) * 2.3283064e-10f;
-            const float x = sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * (hash(i + 1) * 2.3283064e-10f));
-            if (c >= 512) {
-                reinterpret_cast<__nv_bfloat16*>(to + 528)[c - 512] = __float2bfloat16(x);
-                continue;
-            }
-            const uint32_t bits = hash(seed + 77 + 4 * row + c / 128);
-            const float any = 0.004f + 0.02f * (bits * 2.3283064e-10f);
-            const float scale = any_scale ? any : exp2f(-4.0f - static_cast<float>(bits % 4));
-            to[c] = __nv_fp8_e4m3(x / scale).__x;
-            if (c % 128 == 0) {
-                reinterpret_cast<float*>(to + 512)[c / 128] = scale;
-            }
-        }
-    }
-}
-
-__global__ void widen_rows656(const uint8_t* rows, float* wide, int64_t count) {
-    for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
-        const uint8_t* from = rows + row * 656;
-        for (int c = threadIdx.x; c < 576; c += blockDim.x) {
-            __nv_fp8_e4m3 x;
-            x.__x = from[c < 512 ? c : 0];
-            wide[row * 576 + c] = c < 512 ? static_cast<float>(x) * reinterpret_cast<const float*>(from + 512)[c / 128]
-                                          : __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(from + 528)[c - 512]);
-        }
-    }
-}
-
 // to[i] = from[row_of[i]], rows of `width` elements; nothing where row_of is negative.
 template <typename T>
 __global__ void gather_rows(const T* from, T* to, const int64_t* row_of, int width) {
@@ -118,8 +82,8 @@ __global__ void gather_rows(const T* from, T* to, const int64_t* row_of, int wid
 }
 
 // One block per (sequence, token, head): softmax in float64 over the visible keys. keys [B][max_len][d].
-template <typename T, typename Key>
-__global__ void reference(const T* q, const Key* keys, double* out, double* lse, const int* lens, int max_len, int sq,
+template <typename T>
+__global__ void reference(const T* q, const T* keys, double* out, double* lse, const int* lens, int max_len, int sq,
                           int heads, int d_c, int d, double scale, int causal) {
     extern __shared__ double scores[];
     __shared__ double reduce[256];
@@ -128,7 +92,7 @@ __global__ void reference(const T* q, const Key* keys, double* out, double* lse,
     const int b = blockIdx.x / heads / sq;
     const int visible = max(0, causal ? lens[b] - (sq - 1 - token) : lens[b]);
     const T* row = q + int64_t{blockIdx.x} * d;
-    const Key* kv = keys + int64_t{b} * max_len * d;
+    const T* kv = keys + int64_t{b} * max_len * d;
     double top = -INFINITY;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;

@@ -23,7 +23,7 @@ using tile::Swizzle;
 template <typename T, int kCluster, Load kLoad>
 struct Consumer {
     const DecodeArgs& args;
-    SharedStorage<kLoad>& smem;
+    SharedStorage& smem;
     uint32_t wg;
     uint32_t warp;  // in the warpgroup
     int lane;
@@ -53,13 +53,12 @@ struct Consumer {
             ptx::fence_proxy_async_smem();
         }
         ptx::wgmma_fence();
-        constexpr uint32_t kQueryChunkBytes = SharedStorage<kLoad>::kQueryChunkBytes;
-        const uint64_t desc_q = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.q) + chunk * kQueryChunkBytes);
+        const uint64_t desc_q = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.q) + chunk * kChunkBytes);
         const uint64_t desc_k = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.k[buffer]) + chunk * kChunkBytes);
 #pragma unroll
         for (int kk = 0; kk < kSteps; ++kk) {
-            ptx::wgmma_ss<T, 64>(s, tile::advance_desc(desc_q, tile::step_k<Swizzle::k128>(kk, query_rows(kLoad))),
-                                 tile::advance_desc(desc_k, tile::step_k<Swizzle::k128>(kk, kBlockKeys)),
+            const uint32_t offset = tile::step_k<Swizzle::k128>(kk, kBlockKeys);
+            ptx::wgmma_ss<T, 64>(s, tile::advance_desc(desc_q, offset), tile::advance_desc(desc_k, offset),
                                  kk != 0 || accumulate);
         }
     }
@@ -93,10 +92,6 @@ struct Consumer {
     // factors for O in a.
     __device__ __forceinline__ void softmax(float (&s)[32], float (&a)[2], uint32_t g, int key0, const int (&limit)[2],
                                             bool masked) {
-        if (kLoad == Load::kRow656Few && warp != 0) {  // no query rows here: anything will do
-            a[0] = a[1] = 1.0f;
-            return;
-        }
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
             s[i] *= args.scale_log2;
@@ -269,12 +264,12 @@ struct Consumer {
                 args.sink != nullptr && inside ? __ldg(args.sink + head) * 1.44269504088896340736f : -INFINITY;
             float lse;
             const float inv = normaliser(m[r], sum[r], sink, lse);
-            T* out = static_cast<T*>(args.out) + span.batch * args.out_stride_b +
-                     (span.first_token + token) * args.out_stride_s + head * args.out_stride_h;
-            store_row(out, o, r, inv, inside, args.d_c);
             if (args.lse != nullptr && wg == 0 && lane % 4 == 0 && inside) {
                 args.lse[span.batch * args.lse_stride_b + head * args.lse_stride_h + span.first_token + token] = lse;
             }
+            T* out = static_cast<T*>(args.out) + span.batch * args.out_stride_b +
+                     (span.first_token + token) * args.out_stride_s + head * args.out_stride_h;
+            store_row(out, o, r, inv, inside, args.d_c);
         }
     }
 
@@ -285,10 +280,10 @@ struct Consumer {
             const int row = tile * kTileRows + warp * 16 + lane / 4 + 8 * r;
             const bool inside = row < args.rows;
             const float inv = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
-            store_row(static_cast<T*>(args.o_part) + (slot * rows + row) * kValueCols, o, r, inv, inside, kValueCols);
             if (wg == 0 && lane % 4 == 0 && inside) {
                 args.lse_part[slot * rows + row] = sum[r] > 0.0f ? m[r] + ptx::log2_approx(sum[r]) : -INFINITY;
             }
+            store_row(static_cast<T*>(args.o_part) + (slot * rows + row) * kValueCols, o, r, inv, inside, kValueCols);
         }
     }
 

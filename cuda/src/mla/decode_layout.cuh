@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "../pipe/scheduler.cuh"
 #include "schedule.cuh"
@@ -36,7 +35,7 @@ struct DecodeArgs {
     int32_t kv_box_rows;    // a power of two that divides page_size and 64; contiguous: 64
     int32_t q_rows_packed;  // 1: the rows of a sequence are equally spaced and a box holds 64 of them
     const char* kv;         // for gathering
-    int64_t kv_stride_b, kv_stride_s;  // in 16 bytes
+    uint32_t kv_stride_b, kv_stride_s;  // in 16 bytes, modulo 2^32: rows lie below that
     const void* indices;               // [batch, tokens, topk], null: dense
     int64_t indices_stride_b, indices_stride_s;
 
@@ -47,18 +46,9 @@ struct DecodeArgs {
 
 namespace decode {
 
-// How latents come to shared memory: boxes by TMA; 16-byte pieces by cp.async where pages are too small for boxes or
-// rows are named one by one. 656-byte rows are widened on the way: in place after cp.async, or, where at most 16 query
-// rows leave room for it, from a ring that bulk copies fill.
-enum class Load { kTma, kGather, kRow656, kRow656Few };
-
-__host__ __device__ constexpr bool is_row656(Load load) {
-    return load == Load::kRow656 || load == Load::kRow656Few;
-}
-// Query rows in shared memory; those of a tile beyond them are whatever follows, and nobody looks at their results.
-__host__ __device__ constexpr int query_rows(Load load) {
-    return load == Load::kRow656Few ? 16 : kTileRows;
-}
+// How latents come to shared memory: boxes by TMA, or 16-byte pieces by cp.async where pages are too small for boxes or
+// rows are named one by one.
+enum class Load { kTma, kGather };
 
 inline constexpr int kChunks = 9;
 inline constexpr int kRopeChunk = 8;
@@ -73,42 +63,24 @@ inline constexpr int kPageIdSlots = 6;
 
 // Registers of the loading warpgroup and of the two consumers.
 __host__ __device__ constexpr uint32_t loader_regs(Load load) {
-    return load == Load::kTma ? 40 : load == Load::kGather ? 72 : 88;
+    return load == Load::kTma ? 40 : 56;
 }
 __host__ __device__ constexpr uint32_t consumer_regs(Load load) {
-    return load == Load::kTma ? 232 : load == Load::kGather ? 216 : 208;
+    return load == Load::kTma ? 232 : 224;
 }
 constexpr bool registers_fit(Load load) {
     return loader_regs(load) + 2 * consumer_regs(load) <= 3 * (65536 / kThreads / 8 * 8);
 }
-static_assert(registers_fit(Load::kTma) && registers_fit(Load::kGather) && registers_fit(Load::kRow656) &&
-                  registers_fit(Load::kRow656Few),
-              "more registers than the launch has");
+static_assert(registers_fit(Load::kTma) && registers_fit(Load::kGather), "more registers than the launch has");
 
 inline constexpr int kBiasSlots = 4;
-inline constexpr int kRowBytes = 656;  // 512 e4m3, 4 fp32 scales, 64 bf16
-inline constexpr int kRowScales = 512;
-inline constexpr int kRowRope = 528;
-inline constexpr int kRawRows = 16;  // of a unit of the ring of 656-byte rows
-inline constexpr int kRawUnits = 5;
 
 // Rescaling of O and of the sums is put off until a row's maximum has grown by this many powers of two; the stale
 // maximum only makes P as large as 2^8, which fp16 and bf16 hold with the same relative precision.
 inline constexpr float kRescaleThreshold = 8.0f;
 
-struct NoRawRing {};
-struct RawRing {
-    alignas(16) uint8_t rows[kRawUnits][kRawRows * kRowBytes];
-    uint64_t full[kRawUnits];
-    uint64_t empty[kRawUnits];
-    uint32_t present[kRawUnits];  // a bit for each row
-};
-
-template <Load kLoad>
 struct SharedStorage {
-    static constexpr uint32_t kQueryChunkBytes = query_rows(kLoad) * 128;
-
-    alignas(1024) uint8_t q[kChunks * kQueryChunkBytes];
+    alignas(1024) uint8_t q[kTileBytes];
     alignas(1024) uint8_t k[2][kTileBytes];
     alignas(1024) uint8_t p[kBlockKeys * 128];
     float row_max[kTileRows];
@@ -123,10 +95,8 @@ struct SharedStorage {
         int32_t page_ids[kPageIdSlots][kBlockKeys];  // of the next key blocks, by box group
         float bias[kBiasSlots][kBlockKeys];          // with token indices: 0, or -inf where a row is absent
     };
-    std::conditional_t<kLoad == Load::kRow656Few, RawRing, NoRawRing> raw;
 };
-static_assert(sizeof(SharedStorage<Load::kTma>) <= 232448 && sizeof(SharedStorage<Load::kRow656Few>) <= 232448,
-              "shared memory of a Hopper block");
+static_assert(sizeof(SharedStorage) <= 232448, "shared memory of a Hopper block");
 
 enum NamedBarrier : uint32_t { kBarrierWarpgroup = 1, kBarrierConsumers = 3 };
 

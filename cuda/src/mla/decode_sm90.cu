@@ -46,11 +46,7 @@ Plan make_plan(const MlaDecodeParams& p) {
     plan.num_requests = sparse ? p.batch * p.seqlen_q : p.batch;
     plan.rows = sparse ? p.heads : p.seqlen_q * p.heads;
     plan.num_tiles = (plan.rows + kTileRows - 1) / kTileRows;
-    if (p.kv_dtype == DType::kRow656) {
-        plan.load = plan.rows <= query_rows(decode::Load::kRow656Few) ? decode::Load::kRow656Few : decode::Load::kRow656;
-    } else {
-        plan.load = sparse || box_rows(p) < 16 ? decode::Load::kGather : decode::Load::kTma;
-    }
+    plan.load = sparse || box_rows(p) < 16 ? decode::Load::kGather : decode::Load::kTma;
     plan.cluster = plan.load == decode::Load::kTma && plan.num_tiles % 2 == 0 ? 2 : 1;
     plan.num_parts = std::min(kMaxParts, std::max(1, p.sm_count / plan.num_tiles));
     const size_t rows = size_t{2} * plan.num_parts * plan.num_tiles * kTileRows;
@@ -80,14 +76,13 @@ int64_t packed_row_stride(const MlaDecodeParams& p, int64_t stride_s, int64_t st
     return (p.seqlen_q == 1 && p.cu_seqlens_q == nullptr) || stride_s == p.heads * stride_h ? stride_h : 0;
 }
 
-bool make_query_map(const MlaDecodeParams& p, bool packed, decode::Load load, const void* data, int64_t width,
-                    int64_t stride_b, int64_t stride_s, int64_t stride_h, CUtensorMap* map) {
+bool make_query_map(const MlaDecodeParams& p, bool packed, const void* data, int64_t width, int64_t stride_b, int64_t stride_s, int64_t stride_h, CUtensorMap* map) {
     const int64_t tokens = p.cu_seqlens_q != nullptr ? p.total_q : p.seqlen_q;
     const int64_t batch = p.cu_seqlens_q != nullptr ? 1 : p.batch;
     const int64_t dims[4] = {width, packed ? p.heads * tokens : p.heads, packed ? 1 : tokens, batch};
     const int64_t row_stride = packed ? packed_row_stride(p, stride_s, stride_h) : stride_h;
     const int64_t strides[3] = {2 * row_stride, 2 * stride_s, 2 * stride_b};
-    const uint32_t box[4] = {64, packed ? static_cast<uint32_t>(query_rows(load)) : 1u, 1, 1};
+    const uint32_t box[4] = {64, packed ? 64u : 1u, 1, 1};
     return tile::make_tensor_map(map, map_type(p), 4, data, dims, strides, box, tile::Swizzle::k128);
 }
 
@@ -96,17 +91,21 @@ bool make_maps(const MlaDecodeParams& p, bool packed, decode::Load load, int kv_
     const int64_t d = p.d_c + p.d_rope;
     const bool apart = p.q_rope != nullptr;
     const bool queries =
-        make_query_map(p, packed, load, p.q, apart ? p.d_c : d, p.q_stride_b, p.q_stride_s, p.q_stride_h, &maps->q) &&
-        (apart ? make_query_map(p, packed, load, p.q_rope, p.d_rope, p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h,
+        make_query_map(p, packed, p.q, apart ? p.d_c : d, p.q_stride_b, p.q_stride_s, p.q_stride_h, &maps->q) &&
+        (apart ? make_query_map(p, packed, p.q_rope, p.d_rope, p.q_rope_stride_b, p.q_rope_stride_s, p.q_rope_stride_h,
                                 &maps->q_rope)
-               : make_query_map(p, packed, load, p.q, d, p.q_stride_b, p.q_stride_s, p.q_stride_h, &maps->q_rope));
+               : make_query_map(p, packed, p.q, d, p.q_stride_b, p.q_stride_s, p.q_stride_h, &maps->q_rope));
     if (load != decode::Load::kTma) {
         maps->kv = maps->q;
         maps->values = maps->q;
         return queries;
     }
     const bool paged = p.block_table != nullptr;
-    const int64_t kv_dims[3] = {d, paged ? p.page_size : p.seqlen_k, paged ? p.num_pages : p.batch};
+    // Without a row the maps describe one of q, which no block reaches.
+    const int64_t rows = paged ? p.page_size : p.seqlen_k;
+    const int64_t pages = paged ? p.num_pages : p.batch;
+    const void* kv = rows * pages > 0 ? p.kv : p.q;
+    const int64_t kv_dims[3] = {d, std::max<int64_t>(1, rows), std::max<int64_t>(1, pages)};
     const int64_t kv_strides[2] = {2 * p.kv_stride_s, 2 * p.kv_stride_b};
     const uint32_t kv_box[3] = {64, static_cast<uint32_t>(kv_box_rows), 1};
     // Value columns as [chunk][row][64]; chunks beyond d_c are out of bounds and read as zeros.
@@ -114,15 +113,12 @@ bool make_maps(const MlaDecodeParams& p, bool packed, decode::Load load, int kv_
     const int64_t value_strides[3] = {2 * p.kv_stride_s, 128, 2 * p.kv_stride_b};
     const uint32_t value_box[4] = {64, 64, 2, 1};
     return queries &&
-           tile::make_tensor_map(&maps->kv, map_type(p), 3, p.kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128) &&
-           tile::make_tensor_map(&maps->values, map_type(p), 4, p.kv, value_dims, value_strides, value_box,
+           tile::make_tensor_map(&maps->kv, map_type(p), 3, kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128) &&
+           tile::make_tensor_map(&maps->values, map_type(p), 4, kv, value_dims, value_strides, value_box,
                                  tile::Swizzle::k128);
 }
 
-// The kernels count cache rows in 16 bytes.
-int64_t stride_units(const MlaDecodeParams& p) {
-    return p.kv_dtype == DType::kRow656 ? 16 : 8;
-}
+constexpr int64_t kStrideUnit = 8;  // elements: the kernels count cache rows in 16 bytes
 
 template <typename T, int kCluster, decode::Load kLoad>
 int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
@@ -170,8 +166,8 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     args.q_rows_packed = packed_row_stride(p, p.q_stride_s, p.q_stride_h) != 0 &&
                          (p.q_rope == nullptr || packed_row_stride(p, p.q_rope_stride_s, p.q_rope_stride_h) != 0);
     args.kv = static_cast<const char*>(p.kv);
-    args.kv_stride_b = p.kv_stride_b / stride_units(p);
-    args.kv_stride_s = p.kv_stride_s / stride_units(p);
+    args.kv_stride_b = static_cast<uint32_t>(p.kv_stride_b / kStrideUnit);
+    args.kv_stride_s = static_cast<uint32_t>(p.kv_stride_s / kStrideUnit);
     args.indices = p.indices;
     args.indices_stride_b = p.indices_stride_b;
     args.indices_stride_s = p.indices_stride_s;
@@ -185,7 +181,7 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
         return FLARE_ERROR_INTERNAL;
     }
     const auto kernel = mla_decode_sm90_kernel<T, kCluster, kLoad>;
-    constexpr int kSmemBytes = sizeof(decode::SharedStorage<kLoad>);
+    constexpr int kSmemBytes = sizeof(decode::SharedStorage);
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes) != cudaSuccess) {
         return FLARE_ERROR_LAUNCH;
     }
@@ -235,9 +231,8 @@ bool multiple_of_8(int64_t x) {
 }  // namespace
 
 int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
-    const bool row656 = p.kv_dtype == DType::kRow656;
-    const bool dtypes = (p.dtype == DType::kBf16 || p.dtype == DType::kFp16) && p.out_dtype == p.dtype &&
-                        (p.kv_dtype == p.dtype || (row656 && p.dtype == DType::kBf16));
+    const bool dtypes =
+        (p.dtype == DType::kBf16 || p.dtype == DType::kFp16) && p.out_dtype == p.dtype && p.kv_dtype == p.dtype;
     if (!dtypes) {
         return FLARE_UNSUPPORTED_DTYPE;
     }
@@ -252,7 +247,7 @@ int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
     // TMA takes 16-byte steps; the kernel stores 16 bytes at a time.
     const bool strides = multiple_of_8(p.q_stride_b) && multiple_of_8(p.q_stride_s) && multiple_of_8(p.q_stride_h) &&
                          multiple_of_8(p.out_stride_b) && multiple_of_8(p.out_stride_s) && multiple_of_8(p.out_stride_h) &&
-                         p.kv_stride_b % stride_units(p) == 0 && p.kv_stride_s % stride_units(p) == 0;
+                         p.kv_stride_b % kStrideUnit == 0 && p.kv_stride_s % kStrideUnit == 0;
     const bool rope_strides = p.q_rope == nullptr || (multiple_of_8(p.q_rope_stride_b) && multiple_of_8(p.q_rope_stride_s) &&
                                                       multiple_of_8(p.q_rope_stride_h));
     if (!strides || !rope_strides) {
@@ -260,7 +255,7 @@ int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
     }
     // Gathered rows are found by 32 bits of 16-byte units.
     const int64_t pages = p.block_table != nullptr || p.indices != nullptr ? p.num_pages : p.batch;
-    if (make_plan(p).load != decode::Load::kTma && p.kv_stride_b / stride_units(p) * pages >= int64_t{1} << 32) {
+    if (make_plan(p).load != decode::Load::kTma && p.kv_stride_b / kStrideUnit * pages >= int64_t{1} << 32) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
     return FLARE_OK;
@@ -269,16 +264,10 @@ int32_t select_mla_decode_sm90(const MlaDecodeParams& p) {
 const char* mla_decode_sm90_kernel_name(const MlaDecodeParams& p) {
     const Plan plan = make_plan(p);
     const bool sparse = p.indices != nullptr;
-    switch (plan.load) {
-        case decode::Load::kRow656Few:
-            return sparse ? "mla_decode_sm90_row656_few_sparse" : "mla_decode_sm90_row656_few";
-        case decode::Load::kRow656:
-            return sparse ? "mla_decode_sm90_row656_sparse" : "mla_decode_sm90_row656";
-        case decode::Load::kGather:
-            return sparse ? "mla_decode_sm90_sparse" : "mla_decode_sm90_gather";
-        default:
-            return plan.cluster == 2 ? "mla_decode_sm90_cluster2" : "mla_decode_sm90";
+    if (plan.load == decode::Load::kGather) {
+        return sparse ? "mla_decode_sm90_sparse" : "mla_decode_sm90_gather";
     }
+    return plan.cluster == 2 ? "mla_decode_sm90_cluster2" : "mla_decode_sm90";
 }
 
 size_t mla_decode_sm90_workspace(const MlaDecodeParams& p) {
@@ -286,18 +275,12 @@ size_t mla_decode_sm90_workspace(const MlaDecodeParams& p) {
 }
 
 int32_t launch_mla_decode_sm90(const MlaDecodeParams& p, void* workspace, size_t bytes, cudaStream_t stream) {
-    if (p.batch == 0 || p.seqlen_q == 0) {
+    if (p.batch == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q != nullptr && p.total_q == 0)) {
         return FLARE_OK;
     }
     const Plan plan = make_plan(p);
     if (bytes < plan.bytes) {
         return FLARE_ERROR_WORKSPACE;
-    }
-    if (plan.load == decode::Load::kRow656Few) {
-        return launch<__nv_bfloat16, 1, decode::Load::kRow656Few>(p, plan, workspace, stream);
-    }
-    if (plan.load == decode::Load::kRow656) {
-        return launch<__nv_bfloat16, 1, decode::Load::kRow656>(p, plan, workspace, stream);
     }
     return p.dtype == DType::kBf16 ? dispatch<__nv_bfloat16>(p, plan, workspace, stream)
                                    : dispatch<__half>(p, plan, workspace, stream);

@@ -7,7 +7,7 @@
 // With kCluster = 2, two blocks with different rows and the same keys form a cluster and every latent tile is fetched
 // once for both by multicast.
 //
-// Roles: warpgroup 0 loads (one warp by TMA, or all four: small pages, token indices, 656-byte rows; decode_load_sm90.cuh),
+// Roles: warpgroup 0 loads (one warp by TMA, or all four: small pages, token indices; decode_load_sm90.cuh),
 // warpgroups 1 and 2 compute. For each own block i, warpgroup w does
 //     rope and own half of S_i | O += P_{i-1} V_{i-1} (P from smem), hand the half back | other half of S_i
 //     softmax, publish P_i | O += P_i V_i (P in registers; waited for at the next own block)
@@ -15,34 +15,28 @@
 // soon as its last reader is through.
 //
 // Shared memory (bytes)                          Registers: loading 40, consumers 232 (O 128, S 32, P 16);
-//     Q        9 chunks [64][64]       73,728               gathering 72 and 216, 656-byte rows 88 and 208
+//     Q        9 chunks [64][64]       73,728               gathering: 56 and 224
 //     K        2 x 9 chunks [64][64]  147,456    chunk c = columns 64c.., 128-byte swizzle; chunk 8 = rope
 //     P        [64][64]                 8,192    P_i is read by the warpgroup that writes P_{i+1}: one buffer is enough
 //     max      [64] fp32                  256    m_i, published with P_i
 //     sums     [2][2][64] fp32          1,024    exchange of row sums, by piece parity
 //     page ids [6][64]                  1,536    of the next blocks; with token indices biases [4][64]
 //     barriers, share                     184
-//     With 656-byte rows and at most 16 query rows: Q 9 x [16][64], 18,432, and a ring of 5 units of 16 rows, 52,480.
 //
 // Barrier           count        arrives                                waits
 //     q_full        1 + tx       producer                               consumers, once a piece
 //     q_empty       8            each consumer warp after its last S    producer
 //     k_full[2][5]  1 + tx       producer (tx: also the peer's copies); owner of the block: rope, then chunks by two
-//                   (128         gathering: each producer thread, for the rope chunk each warp once more;
-//                    or 4)       656-byte rows: each producer warp
+//                   (128         gathering: each producer thread, for the rope chunk each warp once more)
 //     k_empty[2][3] 4 kCluster   rope: owner's warps after S;           producers of all blocks of the cluster
 //                                L, R: that warpgroup's warps after PV
 //     p_full[2]     4            owner's warps after writing P, m       the other warpgroup
-//     raw.full[5]   1 + tx       the warp that loads the unit           all four loading warps
-//     raw.empty[5]  4            loading warps after reading a unit     the warp that loads into it next
 //     named 1, 2    128          a warpgroup: zeroing the rows beyond the length
 //     named 3       256          consumers: row sums at the end of a piece
 //
 // Buffer   written by               read by          ordering
 //     Q, K     TMA                  wgmma            mbarrier; back: wait_group, arrive
 //     K        cp.async (gathering) wgmma            mbarrier, then fence.proxy.async in each reader
-//     K        st.shared (656-byte) wgmma            fence.proxy.async in each writer, mbarrier
-//     raw ring bulk copies          ld.shared        mbarrier; back: fence.proxy.async, arrive
 //     K tail   st.shared (zeros)    wgmma            fence.proxy.async in each writer, named barrier
 //     P        stmatrix             wgmma            fence.proxy.async in each writer, mbarrier
 //
@@ -72,8 +66,7 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace decode;
     extern __shared__ uint8_t smem_bytes[];
-    using Smem = SharedStorage<kLoad>;
-    Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+    SharedStorage& smem = *reinterpret_cast<SharedStorage*>(smem_bytes);
     const uint32_t warp = ptx::uniform_warp_idx();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int part = static_cast<int>(blockIdx.x) / args.num_tiles;
@@ -100,18 +93,12 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
             for (int group = 0; group < kGroups; ++group) {
                 const int gathering = group == 0 ? GatherProducer::kRopeArrivals : 128;
                 ptx::mbarrier_init(ptx::smem_addr(&smem.k_full[buffer][group]),
-                                   kLoad == Load::kGather ? gathering : is_row656(kLoad) ? 4 : 1);
+                                   kLoad == Load::kGather ? gathering : 1);
             }
             for (int j = 0; j < 3; ++j) {
                 ptx::mbarrier_init(ptx::smem_addr(&smem.k_empty[buffer][j]), 4 * kCluster);
             }
             ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer]), 4);
-        }
-        if constexpr (kLoad == Load::kRow656Few) {
-            for (int unit = 0; unit < kRawUnits; ++unit) {
-                ptx::mbarrier_init(ptx::smem_addr(&smem.raw.full[unit]), 1);
-                ptx::mbarrier_init(ptx::smem_addr(&smem.raw.empty[unit]), 4);
-            }
         }
         ptx::fence_mbarrier_init();
     }
@@ -124,17 +111,11 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<loader_regs(kLoad)>();
-        const Producer<kCluster, kLoad> producer{
+        const Producer<kCluster> producer{
             args, &map_q, &map_q_rope, &map_kv, &map_values, smem, lane, kCluster > 1 ? ptx::cluster_cta_rank() : 0};
         if constexpr (kLoad == Load::kGather) {
             const GatherProducer gather{args, producer, smem, static_cast<int>(threadIdx.x)};
             gather.run(tile);
-        } else if constexpr (kLoad == Load::kRow656) {
-            const Row656Producer rows{args, producer, smem, static_cast<int>(threadIdx.x)};
-            rows.run(tile);
-        } else if constexpr (kLoad == Load::kRow656Few) {
-            const Row656FewProducer rows{args, producer, smem, static_cast<int>(threadIdx.x)};
-            rows.run(tile);
         } else if (warp == 0) {
             producer.run(tile);
         }

@@ -159,7 +159,7 @@ size_t mla_prefill_sm90_workspace(const MlaPrefillParams&) {
 }
 
 int32_t launch_mla_prefill_sm90(const MlaPrefillParams& p, void*, size_t, cudaStream_t stream) {
-    if (p.batch == 0 || p.seqlen_q == 0 || p.heads == 0) {
+    if (p.batch == 0 || p.seqlen_q == 0 || (p.cu_seqlens_q != nullptr && p.total_q == 0)) {
         return FLARE_OK;
     }
     return p.dtype == DType::kBf16 ? dispatch<__nv_bfloat16>(p, stream) : dispatch<__half>(p, stream);
