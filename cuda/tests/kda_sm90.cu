@@ -558,6 +558,13 @@ std::vector<Case> forward_cases() {
         c.heads_qk = c.heads_v = 24;
         c.poisoned = 1;
     });
+    if (!portable) {
+        add("softplus gate, zero keys", [&](Case& c) {
+            soft(c);
+            c.draw_k = Draw::kSparse;
+        });
+        add("zero keys", [](Case& c) { c.draw_k = Draw::kSparse; });
+    }
     add("packed, all empty", [](Case& c) { c.lengths = {0, 0, 0}; });
     add("packed, 300 x 1", [](Case& c) { c.lengths.assign(300, 1); });
     add("packed mixed", [](Case& c) {

@@ -69,10 +69,10 @@ __device__ inline uint32_t hash(uint64_t x) {
     return static_cast<uint32_t>(x);
 }
 
-enum class Draw { kNormal, kUniform, kSharedNormal, kSpikes };
+enum class Draw { kNormal, kUniform, kSharedNormal, kSpikes, kSparse };
 
 // kSharedNormal: the same row for all tokens of a head, plus `spread` * noise; kSpikes: `mean` + `spread` * noise, or
-// -1000 with probability 1/4.
+// -1000 with probability 1/4; kSparse: every third row is zeros.
 static __global__ void fill_kernel(void* x, DType t, int64_t rows, int64_t heads, int64_t dim, int64_t stride_t,
                                    int64_t stride_h, Draw draw, float mean, float spread, uint64_t seed) {
     for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * heads * dim;
@@ -93,6 +93,8 @@ static __global__ void fill_kernel(void* x, DType t, int64_t rows, int64_t heads
             value = mean + spread * uniform(i);
         } else if (draw == Draw::kSharedNormal) {
             value = mean + normal((uint64_t{1} << 50) + h * dim + d) + spread * normal(i);
+        } else if (draw == Draw::kSparse) {
+            value = row % 3 == 0 ? 0.0f : mean + spread * normal(i);
         } else {
             value = uniform((uint64_t{1} << 51) + i) < 0.25f ? -1000.0f : mean + spread * normal(i);
         }

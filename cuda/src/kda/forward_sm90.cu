@@ -30,7 +30,8 @@ bool anchor_free_gate(const KdaParams& p) {
 bool runs_fused(const KdaParams& p) {
     const auto forwards = [](const Strides& s) { return s.batch >= 0 && s.token >= 0 && s.head >= 0; };  // as TMA walks
     return forwards(p.q_stride) && forwards(p.k_stride) && forwards(p.v_stride) && forwards(p.g_stride) &&
-           p.dtype == DType::kBf16 && p.gate_dtype == DType::kBf16 && p.gate == Gate::kBounded && p.lower_bound >= fused::kBoundedFrom;
+           p.dtype == DType::kBf16 && p.gate_dtype == DType::kBf16 && p.gate == Gate::kBounded &&
+           p.lower_bound >= fused::kBoundedFrom;
 }
 
 // Of those, the form that is split over blocks, for few and long sequences: where it has SMs left to prepare on, and where a

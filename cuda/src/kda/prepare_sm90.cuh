@@ -548,13 +548,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             for (int half = 0; half < 2; ++half) {
                 const float4 values = *reinterpret_cast<const float4*>(&matrices.a[lane][8 * piece + 4 * half]);
                 const float exact[4] = {values.x, values.y, values.z, values.w};
+                // In units of normalised keys: U carries the norms, and that of a zero key is 1000.
+                const float4 norms = *reinterpret_cast<const float4*>(&sm.norm_k[8 * piece + 4 * half]);
+                const float norm[4] = {norms.x, norms.y, norms.z, norms.w};
                 float rounded[4];
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
                     const bool inside = 8 * piece + 4 * half + c <= lane;
-                    const float target = exact[c] + error;
+                    const float target = fmaf(error, ptx::rcp_approx(norm[c]), exact[c]);
                     rounded[c] = inside ? static_cast<float>(static_cast<T>(target)) : 0.0f;
-                    error = inside ? target - rounded[c] : 0.0f;
+                    error = inside ? (target - rounded[c]) * norm[c] : 0.0f;
                 }
                 packed[2 * half] = ptx::pack2<T>(rounded[0], rounded[1]);
                 packed[2 * half + 1] = ptx::pack2<T>(rounded[2], rounded[3]);
