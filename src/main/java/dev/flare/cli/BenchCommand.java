@@ -1,9 +1,11 @@
 package dev.flare.cli;
 
 import dev.flare.Device;
+import dev.flare.DeviceException;
 import dev.flare.Flare;
 import dev.flare.Kernel;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -103,15 +105,43 @@ final class BenchCommand extends BaseCommand {
     out().println();
     TextTable table = GroupReport.table(false);
     table.printHeader(out());
-    List<GroupReport.Row> rows;
+    List<GroupReport.Row> rows = new ArrayList<>();
+    String failure = "";
     try (GroupBench bench =
         new GroupBench(
-            on, kernel, quick, seconds, others, row -> table.row(out(), GroupReport.cells(row)))) {
-      rows =
-          bench.run(
-              groups.isEmpty() ? EnumSet.allOf(BenchGroup.class) : Set.copyOf(groups), rowText);
+            on,
+            kernel,
+            quick,
+            seconds,
+            others,
+            row -> {
+              rows.add(row);
+              table.row(out(), GroupReport.cells(row));
+              // What has been measured stays, whatever happens to the run.
+              report(on, environment, rows);
+            })) {
+      bench.run(groups.isEmpty() ? EnumSet.allOf(BenchGroup.class) : Set.copyOf(groups), rowText);
+    } catch (DeviceException e) {
+      failure = ", then " + Main.oneLine(e); // a fault of one row ends the device for all
     }
     out().println();
+    long misses =
+        rows.stream().filter(row -> row.wrong() || row.note().startsWith("FAILED")).count();
+    long without = rows.stream().filter(row -> !row.isTimed()).count();
+    out()
+        .println(
+            rows.size()
+                - without
+                + " rows timed, "
+                + without
+                + " not, "
+                + misses
+                + " wrong"
+                + failure);
+    return misses == 0 && failure.isEmpty() ? OK : MISS;
+  }
+
+  private void report(Device on, Map<String, String> environment, List<GroupReport.Row> rows) {
     StringBuilder command = new StringBuilder("scripts/flare bench --device " + on);
     if (!groups.isEmpty()) {
       command
@@ -129,14 +159,13 @@ final class BenchCommand extends BaseCommand {
     }
     command.append(peers.isEmpty() ? "" : " --peers FILE");
     GroupReport report = new GroupReport(command.toString(), environment, rows);
-    write(markdown, report.markdown());
-    write(json, report.json());
-    write(svg, report.svg("flare on " + environment.get("device")));
-    long misses =
-        rows.stream().filter(row -> row.wrong() || row.note().startsWith("FAILED")).count();
-    long without = rows.stream().filter(row -> !row.isTimed()).count();
-    out().println(rows.size() - without + " rows timed, " + without + " not, " + misses + " wrong");
-    return misses == 0 ? OK : MISS;
+    try {
+      write(markdown, report.markdown());
+      write(json, report.json());
+      write(svg, report.svg("flare on " + environment.get("device")));
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
   }
 
   private int shortTable(Device on) throws IOException {

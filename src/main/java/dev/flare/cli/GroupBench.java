@@ -3,7 +3,6 @@ package dev.flare.cli;
 import dev.flare.AttentionPlan;
 import dev.flare.DType;
 import dev.flare.Device;
-import dev.flare.FlareException;
 import dev.flare.FlashAttention;
 import dev.flare.Graph;
 import dev.flare.Kernel;
@@ -30,7 +29,6 @@ final class GroupBench implements AutoCloseable {
   private final boolean quick;
   private final Peers peers;
   private final BenchTimer timer;
-  private final List<GroupReport.Row> rows = new ArrayList<>();
   private final Map<String, Double> secondPass = new HashMap<>();
   private final Consumer<GroupReport.Row> listener;
 
@@ -50,24 +48,30 @@ final class GroupBench implements AutoCloseable {
     timer = new BenchTimer(device, seconds);
   }
 
-  /** {@return the rows of the groups whose names contain {@code text}, measured} */
-  List<GroupReport.Row> run(Set<BenchGroup> groups, String text) {
+  /** Measures the rows of the groups whose names contain {@code text}. */
+  void run(Set<BenchGroup> groups, String text) {
     for (BenchRows.Row row : BenchRows.all(quick)) {
       if (groups.contains(row.group()) && row.name().contains(text)) {
         add(measure(row));
       }
     }
     if (groups.contains(BenchGroup.COPIES)) {
-      copies();
+      guarded(BenchGroup.COPIES, this::copies);
     }
     if (groups.contains(BenchGroup.HOST)) {
-      host();
+      guarded(BenchGroup.HOST, this::host);
     }
-    return rows;
+  }
+
+  private void guarded(BenchGroup group, Runnable body) {
+    try {
+      body.run();
+    } catch (RuntimeException e) {
+      add(GroupReport.Row.without(group, group.text(), "FAILED: " + Main.oneLine(e)));
+    }
   }
 
   private void add(GroupReport.Row row) {
-    rows.add(row);
     listener.accept(row);
   }
 
@@ -94,7 +98,8 @@ final class GroupBench implements AutoCloseable {
           prepared.plan().kernelName());
     } catch (UnsupportedException e) {
       return GroupReport.Row.without(row.group(), row.name(), "unsupported: " + Main.oneLine(e));
-    } catch (FlareException e) {
+    } catch (RuntimeException e) {
+      // One row that breaks must not cost the tables of the others.
       return GroupReport.Row.without(row.group(), row.name(), "FAILED: " + Main.oneLine(e));
     }
   }
