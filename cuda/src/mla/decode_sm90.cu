@@ -45,12 +45,13 @@ Plan make_plan(const MlaDecodeParams& p) {
     const bool sparse = p.indices != nullptr;  // every query token has keys of its own
     plan.num_requests = sparse ? p.batch * p.seqlen_q : p.batch;
     plan.rows = sparse ? p.heads : p.seqlen_q * p.heads;
-    plan.num_tiles = (plan.rows + kTileRows - 1) / kTileRows;
+    plan.num_tiles = std::max(1, (plan.rows + kTileRows - 1) / kTileRows);
     plan.load = sparse || box_rows(p) < 16 ? decode::Load::kGather : decode::Load::kTma;
     plan.cluster = plan.load == decode::Load::kTma && plan.num_tiles % 2 == 0 ? 2 : 1;
     plan.num_parts = std::min(kMaxParts, std::max(1, p.sm_count / plan.num_tiles));
-    const size_t rows = size_t{2} * plan.num_parts * plan.num_tiles * kTileRows;
-    plan.o_part_offset = align_up(plan.num_parts * sizeof(Cut), 256);
+    // For as many tiles as run at a time, rounded up, so that fewer rows never need more.
+    const size_t rows = size_t{2} * std::max(p.sm_count, plan.num_tiles) * kTileRows;
+    plan.o_part_offset = align_up(kMaxParts * sizeof(Cut), 256);
     plan.lse_part_offset = plan.o_part_offset + rows * decode::kValueCols * 2;
     plan.bytes = align_up(plan.lse_part_offset + rows * sizeof(float), 256);
     return plan;
