@@ -26,7 +26,7 @@ int recurrence_warps(const KdaParams& p, int32_t sm_count) {
 template <typename T, int kK>
 int32_t launch_prepare_sm80(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
     // The gate's bound lets one product of the whole 16 x 16 block do; two kernels for K = 64 would not pay.
-    const bool anchor_free = kK == 128 && p.gate == Gate::kBounded && p.lower_bound >= sm80::kAnchorFreeBound;
+    const bool anchor_free = kK == 128 && p.gate == Gate::kBounded && p.lower_bound >= kAnchorFreeBound;
     const auto kernel =
         anchor_free ? sm80::kda_prepare_sm80_kernel<T, kK, kK == 128> : sm80::kda_prepare_sm80_kernel<T, kK, false>;
     constexpr size_t kBytes = sizeof(sm80::PrepareShared<kK>);
@@ -34,7 +34,7 @@ int32_t launch_prepare_sm80(const KdaParams& p, uint8_t* workspace, cudaStream_t
     if (error != cudaSuccess) {
         return error;
     }
-    const int64_t tasks = sm80::num_slots(p) * p.heads_v;
+    const int64_t tasks = num_slots(p) * p.heads_v;
     const int64_t blocks = (tasks + sm80::kPreparePairs - 1) / sm80::kPreparePairs;
     kernel<<<static_cast<unsigned>(blocks), sm80::kPrepareThreads, kBytes, stream>>>(p, workspace);
     return cudaPeekAtLastError();
@@ -105,12 +105,12 @@ const char* kda_forward_sm80_refusal(const KdaParams& p) {
         !wide_rows(p.out_stride)) {
         return "strides of q, k, v, g and out must be multiples of 8";
     }
-    constexpr int64_t kMaxStride = INT32_MAX / sm80::kChunk - 128;  // offsets inside a chunk are 32-bit
+    constexpr int64_t kMaxStride = INT32_MAX / kChunk - 128;  // offsets inside a chunk are 32-bit
     if (p.q_stride.token > kMaxStride || p.k_stride.token > kMaxStride || p.g_stride.token > kMaxStride) {
         return "token strides of q, k and g must be below 2^26";
     }
     const int64_t blocks = (p.head_dim_v + 63) / 64;
-    if (p.num_sequences * p.heads_v > INT32_MAX / blocks || sm80::num_slots(p) * p.heads_v > INT32_MAX ||
+    if (p.num_sequences * p.heads_v > INT32_MAX / blocks || num_slots(p) * p.heads_v > INT32_MAX ||
         p.seqlen > INT32_MAX - 64) {
         return "more blocks than a grid holds";
     }
@@ -123,7 +123,7 @@ const char* kda_forward_sm80_name(const KdaParams& p) {
 
 size_t kda_forward_sm80_workspace(const KdaParams& p) {
     const size_t bytes = p.dtype == DType::kFp16 ? block_bytes<__half>(p) : block_bytes<__nv_bfloat16>(p);
-    return p.seqlen > 0 ? static_cast<size_t>(sm80::num_slots(p)) * static_cast<size_t>(p.heads_v) * bytes : 0;
+    return p.seqlen > 0 ? static_cast<size_t>(num_slots(p)) * static_cast<size_t>(p.heads_v) * bytes : 0;
 }
 
 int32_t launch_kda_forward_sm80(const KdaParams& p, int32_t sm_count, void* workspace, cudaStream_t stream) {
