@@ -3,6 +3,7 @@
 // ALiBi, sink and packed sequences. Needs nvcc and one H200:
 //   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -Icuda/include -Icuda/src \
 //        cuda/tests/attention_sm90_check.cu cuda/src/attention/*sm90*.cu -o attention_sm90_check && ./attention_sm90_check
+// Arguments: --small for a few cases a kernel; a number for one head dimension (of q and k), 8 for e4m3.
 #include <cstring>
 
 #include "attention_sm90_common.cuh"
@@ -157,6 +158,29 @@ void extras(int d, int dv) {
         p.softcap = 20.0f;
         verify<T>(p, "packed, long, softcap", size_t(2500) * 2 * dv * 2, 5);
     }
+    // Tile orders: more sequences than the table has entries, an odd number of heads, keys beyond L2; empty sequences in each.
+    const auto packed = [&](int sequences, int step, int longest, int heads, int kv_heads, const char* what) {
+        std::vector<int32_t> starts{0};
+        for (int i = 0; i < sequences; ++i) {
+            starts.push_back(starts.back() + i * step % (longest + 1));
+        }
+        const int total = starts.back();
+        FwdParams p = make_params<T>({1, heads, kv_heads, total, total, d, dv, -1, -1}, 9, 81);
+        p.total_q = p.total_k = total;
+        p.batch = sequences;
+        p.seqlen_q = p.seqlen_k = longest;
+        p.cu_seqlens_q = p.cu_seqlens_k = device_array(5, starts);
+        p.lse_stride = {0, 1, total};
+        for (int right : {-1, 0}) {
+            p.window_right = right;
+            CHECK(cudaMemset(p.o, 0xFF, size_t(total) * heads * dv * 2));
+            verify<T>(p, what, size_t(total) * heads * dv * 2, 2);
+        }
+    };
+    packed(700, 77, 210, 4, 2, "packed, 700 sequences");
+    packed(300, 77, 210, 3, 1, "packed, 300 sequences, 3 heads");
+    packed(9, 377, 999, 3, 3, "packed, 3 heads");
+    packed(14, 719, 2600, 8, 8, "packed, mirrored order");  // four rounds of two tiles, all but full
     // Dense storage longer than what is used; what is not used is NaN.
     FwdParams p = make_params<T>({2, 4, 2, 200, 300, d, dv, -1, 0}, 0, 79);
     poison_rows<T><<<64, 256>>>(const_cast<void*>(p.k), 2, 300, 150, int64_t{2} * d);
@@ -191,13 +215,24 @@ void all(int d, int dv, bool small) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    const bool small = argc > 1 && std::strcmp(argv[1], "--small") == 0;
+    bool small = false;
+    int only = 0;
+    for (int i = 1; i < argc; ++i) {
+        if (std::strcmp(argv[i], "--small") == 0) {
+            small = true;
+        } else {
+            only = std::atoi(argv[i]);
+        }
+    }
 #ifdef FLARE_VARIANT
     const int v[] = {V_D, V_DV};
     all<__nv_bfloat16>(v[0], v[1], small);
 #else
     const int dims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
     for (const auto& d : dims) {
+        if (only != 0 && only != d[0]) {
+            continue;
+        }
         all<__nv_bfloat16>(d[0], d[1], small);
         all<__half>(d[0], d[1], small);
         if (small) {
@@ -206,7 +241,9 @@ int main(int argc, char** argv) {
     }
     std::printf("16-bit: worst error %.2f of its bound\n", worst);
     worst = 0;
-    all<__nv_fp8_e4m3>(128, 128, small);
+    if (only == 0 || only == 8) {
+        all<__nv_fp8_e4m3>(128, 128, small);
+    }
     std::printf("e4m3: worst error %.2f of its bound\n", worst);
 #endif
     std::printf("attention_sm90_check: %d cases, %d failed: %s\n", cases, failures, failures == 0 ? "PASS" : "FAIL");

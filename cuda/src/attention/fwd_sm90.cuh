@@ -3,7 +3,8 @@
 // Roles (kBlockM = 64 * kConsumers): a producer (one elected thread issues TMA) and consumer warpgroups of 64 query rows each.
 // With one block an SM the producer is warpgroup 0 and gives its registers to the consumers; with several, it is the last warp.
 // With lengths on the device a second producer warp zeroes the rows of V beyond the sequence (the scrubber); with e4m3 inputs
-// three more transpose V. Blocks are persistent and take tiles from TileSchedule. A cluster's blocks take neighbouring tiles
+// three more transpose V. Blocks are persistent and take tiles from TileSchedule, with lengths on the
+// device from PackedTable. A cluster's blocks take neighbouring tiles
 // of a head; each loads some chunks of every key block for all.
 //
 // Schedule of a consumer, S(n) = Q K(n)^T and O += P(n) V(n), blocks from the last key to the first: issue S(n), issue
@@ -17,6 +18,7 @@
 //   v    kStages * kBlockN * Dv * E
 //   vt   kStages * ceil(kBlockN / 128) * Dv * 128    e4m3 only: V^T in chunks of 128 keys
 //   barriers
+//   with device lengths, the table of PackedTable: 2,056
 // The output needs none: a quad exchanges its packed fragment by shuffles into 16-byte pieces.
 //
 // Barriers    | kind | count                | arrives                                        | waits, first parity
@@ -66,13 +68,9 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
     auto k_state = pipe::PipeState<Cfg::kStages>::producer();
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     auto q_state = pipe::PipeState<Cfg::kQStages>::producer();
-    pipe::TileCursor cursor;
-    for (int idx = cursor.next<Cfg::kCluster>(args.schedule); idx >= 0;
-         idx = cursor.next<Cfg::kCluster>(args.schedule)) {
-        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
-        if (Cfg::kDeviceLengths && tile.outside()) {
-            continue;
-        }
+    Sm90Cursor<Cfg> cursor(args, smem);
+    for (Sm90Place place = cursor.next(); place.tile >= 0; place = cursor.next()) {
+        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
         const int kv_head = args.heads_per_kv.quotient(tile.head);
         const int first_row = tile.k_row + tile.keys.first_key;
         // A cluster's blocks load some chunks each, for all: every barrier sees the bytes of the whole block.
@@ -123,13 +121,9 @@ template <class Cfg>
 __device__ __forceinline__ void sm90_scrub(const Sm90Args& args, const Sm90Smem<Cfg>& smem, uint32_t lane) {
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     uint32_t raw_phases = 0;  // one bit per stage
-    pipe::TileCursor cursor;
-    for (int idx = cursor.next<Cfg::kCluster>(args.schedule); idx >= 0;
-         idx = cursor.next<Cfg::kCluster>(args.schedule)) {
-        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
-        if (tile.outside()) {
-            continue;
-        }
+    Sm90Cursor<Cfg> cursor(args, smem);
+    for (Sm90Place place = cursor.next(); place.tile >= 0; place = cursor.next()) {
+        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
         for (int n = tile.keys.num_blocks - 1; n >= 0; --n) {
             const int valid = max(0, valid_keys<Cfg>(tile, n));
             if (valid < Cfg::kBlockN) {
@@ -169,13 +163,9 @@ __device__ __forceinline__ void sm90_transpose(const Sm90Args& args, const Sm90S
     static_assert(Cfg::kSwizzle == tile::Swizzle::k128 && Cfg::kHeadDimV == 128, "one chunk of V's columns");
     auto raw = pipe::PipeState<Cfg::kStages>::consumer();
     auto out = pipe::PipeState<Cfg::kStages>::producer();
-    pipe::TileCursor cursor;
-    for (int idx = cursor.next<Cfg::kCluster>(args.schedule); idx >= 0;
-         idx = cursor.next<Cfg::kCluster>(args.schedule)) {
-        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, idx);
-        if (Cfg::kDeviceLengths && tile.outside()) {
-            continue;
-        }
+    Sm90Cursor<Cfg> cursor(args, smem);
+    for (Sm90Place place = cursor.next(); place.tile >= 0; place = cursor.next()) {
+        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
         for (int n = tile.keys.num_blocks - 1; n >= 0; --n) {
             ptx::mbarrier_wait_sleeping(smem.v_raw(raw.stage), raw.phase);
             ptx::mbarrier_wait_sleeping(smem.v_empty(out.stage), out.phase);
@@ -434,19 +424,14 @@ struct Sm90Consumer {
         softmax.update(s, alpha, scale_log2);
     }
 
-    // Number of the next tile, made current; -1 after the last. NOTE: without a loop where it can be helped. A loop here
-    // makes the compiler take the masks' branch for divergent and the descriptors out of uniform registers.
-    __device__ __forceinline__ int next_tile(pipe::TileCursor& cursor) {
-        int idx = cursor.next<Cfg::kCluster>(args.schedule);
-        if constexpr (Cfg::kDeviceLengths) {
-            while (idx >= 0 && Sm90Tile::make<Cfg>(args, idx).outside()) {
-                idx = cursor.next<Cfg::kCluster>(args.schedule);
-            }
+    // The next tile, made current; tile -1 after the last. NOTE: without a loop where it can be helped. A loop here makes the
+    // compiler take the masks' branch for divergent and the descriptors out of uniform registers.
+    __device__ __forceinline__ Sm90Place next_tile(Sm90Cursor<Cfg>& cursor) {
+        const Sm90Place place = cursor.next();
+        if (place.tile >= 0) {
+            begin_tile(Sm90Tile::make<Cfg>(args, place));
         }
-        if (idx >= 0) {
-            begin_tile(Sm90Tile::make<Cfg>(args, idx));
-        }
-        return idx;
+        return place;
     }
 
     // The first S of a tile: nothing runs beside it but the store of the tile before.
@@ -458,9 +443,9 @@ struct Sm90Consumer {
     }
 
     __device__ __forceinline__ void run() {
-        pipe::TileCursor cursor;
-        int tile_idx = next_tile(cursor);
-        if (tile_idx < 0) {
+        Sm90Cursor<Cfg> cursor(args, smem);
+        Sm90Place place = next_tile(cursor);
+        if (place.tile < 0) {
             return;
         }
         float s[kScores];
@@ -512,13 +497,13 @@ struct Sm90Consumer {
             }
             issue_output(o, p);
             RowEnd ends[2];
-            finish_rows(tile_idx, softmax, ends);
-            const int following_idx = next_tile(cursor);
+            finish_rows(place, softmax, ends);
+            const Sm90Place following = next_tile(cursor);
             ptx::wgmma_wait<0>();
             ptx::fence_registers(o);
             ptx::fence_registers(p);
             release_v();
-            if (following_idx < 0) {
+            if (following.tile < 0) {
                 store(o, ends);
                 return;
             }
@@ -527,7 +512,7 @@ struct Sm90Consumer {
             store(o, ends);
             ptx::wgmma_wait<0>();
             ptx::fence_registers(s);
-            tile_idx = following_idx;
+            place = following;
         }
     }
 
@@ -552,10 +537,10 @@ struct Sm90Consumer {
     }
 
     // Ends the softmax of both rows and stores their lse: what of a tile's end needs no output, to run under the last PV.
-    __device__ __forceinline__ void finish_rows(int tile_idx, const Softmax& softmax, RowEnd (&ends)[2]) const {
+    __device__ __forceinline__ void finish_rows(Sm90Place place, const Softmax& softmax, RowEnd (&ends)[2]) const {
         const FwdParams& params = args.params;
         // Derived anew: keeping it across the loop would cost registers there.
-        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, tile_idx);
+        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
         const float sink = params.sink != nullptr ? params.sink[tile.head] : -INFINITY;
         const uint32_t t = lane % 4;
 #pragma unroll
@@ -653,6 +638,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kBlocksPerSm)
         ptx::prefetch_tensor_map(&args.map_k);
         ptx::prefetch_tensor_map(&args.map_v);
         smem.init();
+    }
+    if constexpr (Cfg::kDeviceLengths) {
+        smem.order().build(args.packed, args.params);
     }
     if constexpr (Cfg::kCluster > 1) {
         ptx::cluster_arrive();

@@ -15,6 +15,7 @@
 #include "../ptx/sync.cuh"
 #include "../tile/smem_layout.cuh"
 #include "mask.cuh"
+#include "packed_order_sm90.cuh"
 #include "params.h"
 
 namespace flare::attention {
@@ -28,7 +29,8 @@ struct Sm90Args {
     CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kBlockM, D / span, 1, 1}
     CUtensorMap map_k;  // {span, Sk, D / span, Hk, B}, box {span, kBlockN, D / span / cluster, 1, 1}
     CUtensorMap map_v;  // as map_k with Dv
-    pipe::TileSchedule schedule;
+    pipe::TileSchedule schedule;  // of dense batches
+    PackedOrder packed;           // with lengths on the device
     FwdParams params;      // window bounds already clamped to [0, kUnbounded]
     pipe::FastDivisor heads_per_kv;  // query heads that share a key head
     float unit;            // natural score per unit of the transformed score: scale, or softcap
@@ -78,14 +80,17 @@ struct Sm90Config {
     static constexpr uint32_t kBytesV = kBlockN * kHeadDimV * kElement;
     // fp8: V transposed, chunks of 128 keys.
     static constexpr uint32_t kBytesVt = kFp8 ? (kBlockN + 127) / 128 * kHeadDimV * 128 : 0;
+    // Tile order of packed batches.
+    static constexpr uint32_t kBytesOrder = kDeviceLengths ? PackedTable<kBlockM>::kBytes : 0;
     static constexpr int kSmemLimit = 233472 / kBlocksPerSm - 1024;
     // Two query tiles where they fit: the next one then loads under the current one.
-    static constexpr int kQStages = 2 * kBytesQ + kStages * (kBytesK + kBytesV + kBytesVt) + 1024 <= kSmemLimit ? 2 : 1;
+    static constexpr int kQStages = 2 * kBytesQ + kStages * (kBytesK + kBytesV + kBytesVt) + 1024 + kBytesOrder <= kSmemLimit ? 2 : 1;
     static constexpr uint32_t kOffsetK = kQStages * kBytesQ;
     static constexpr uint32_t kOffsetV = kOffsetK + kStages * kBytesK;
     static constexpr uint32_t kOffsetVt = kOffsetV + kStages * kBytesV;
     static constexpr uint32_t kOffsetBarriers = kOffsetVt + kStages * kBytesVt;
-    static constexpr uint32_t kSmemBytes = kOffsetBarriers + 8 * (2 * kQStages + 6 * kStages);
+    static constexpr uint32_t kOffsetOrder = kOffsetBarriers + 8 * (2 * kQStages + 6 * kStages);
+    static constexpr uint32_t kSmemBytes = kOffsetOrder + kBytesOrder;
 
     // A block of a cluster loads whole chunks of K and V.
     static constexpr int kChunksK = kHeadDim / kSpan / kCluster;
@@ -100,12 +105,15 @@ struct Sm90Config {
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kBlockM <= 256, "k-steps of 16, TMA boxes of at most 256 rows");
     static_assert(!kFp8 || (kHeadDim % 128 == 0 && kHeadDimV == 128 && kBlockN % 32 == 0), "k-steps, transposition units");
     static_assert(kSmemBytes <= kSmemLimit, "shared memory of one block");
+    static_assert(!kDeviceLengths || (kCluster == 1 && kThreads >= kPackedEntries), "order of packed batches");
 };
 
-// What both roles derive from a tile number.
+// A tile as the cursor numbers it: by TileSchedule, or with lengths on the device by PackedTable. tile < 0: none is left.
+using Sm90Place = PackedPlace;
+
+// What every role derives from a place.
 struct Sm90Tile {
     int m0;
-    int group_m0;  // the first of the cluster's
     int head;
     int batch;
     int seqlen_q;
@@ -117,47 +125,40 @@ struct Sm90Tile {
     KeyRange keys;
 
     template <class Cfg>
-    static __device__ __forceinline__ Sm90Tile make(const Sm90Args& args, int tile_idx) {
+    static __device__ __forceinline__ Sm90Tile make(const Sm90Args& args, Sm90Place place) {
         const FwdParams& params = args.params;
-        const pipe::TileCoord coord = args.schedule.coord(tile_idx);
         Sm90Tile tile;
-        const int group_m0 = coord.m * (Cfg::kBlockM * Cfg::kCluster);  // of all tiles of the cluster: they share their keys
-        tile.group_m0 = group_m0;
-        tile.m0 = group_m0 + (Cfg::kCluster > 1 ? static_cast<int>(ptx::cluster_cta_rank()) * Cfg::kBlockM : 0);
-        tile.head = coord.head;
-        tile.batch = coord.batch;
-        tile.seqlen_q = params.seqlen_q;
-        tile.seqlen_k = params.seqlen_k;
-        tile.q_batch = coord.batch;
-        tile.k_batch = coord.batch;
-        tile.q_row = 0;
-        tile.k_row = 0;
+        int m;
         if constexpr (Cfg::kDeviceLengths) {
-            if (params.cu_seqlens_q != nullptr) {
-                tile.q_batch = 0;
-                tile.q_row = params.cu_seqlens_q[coord.batch];
-                tile.seqlen_q = params.cu_seqlens_q[coord.batch + 1] - tile.q_row;
-            }
-            if (params.cu_seqlens_k != nullptr) {
-                tile.k_batch = 0;
-                tile.k_row = params.cu_seqlens_k[coord.batch];
-                tile.seqlen_k = params.cu_seqlens_k[coord.batch + 1] - tile.k_row;
-            }
-            if (params.seqused_q != nullptr) {
-                tile.seqlen_q = params.seqused_q[coord.batch];
-            }
-            if (params.seqused_k != nullptr) {
-                tile.seqlen_k = params.seqused_k[coord.batch];
-            }
+            m = args.packed.heads.quotient(place.tile);
+            tile.head = place.tile - m * static_cast<int>(args.packed.heads.divisor);
+            tile.batch = place.batch;
+            const SequenceLengths lengths = SequenceLengths::load(params, place.batch);
+            tile.q_batch = params.cu_seqlens_q != nullptr ? 0 : place.batch;
+            tile.k_batch = params.cu_seqlens_k != nullptr ? 0 : place.batch;
+            tile.q_row = lengths.q_row;
+            tile.k_row = lengths.k_row;
+            tile.seqlen_q = lengths.seqlen_q;
+            tile.seqlen_k = lengths.seqlen_k;
+        } else {
+            const pipe::TileCoord coord = args.schedule.coord(place.tile);
+            m = coord.m;
+            tile.head = coord.head;
+            tile.batch = coord.batch;
+            tile.q_batch = coord.batch;
+            tile.k_batch = coord.batch;
+            tile.q_row = 0;
+            tile.k_row = 0;
+            tile.seqlen_q = params.seqlen_q;
+            tile.seqlen_k = params.seqlen_k;
         }
+        const int group_m0 = m * (Cfg::kBlockM * Cfg::kCluster);  // of all tiles of the cluster: they share their keys
+        tile.m0 = group_m0 + (Cfg::kCluster > 1 ? static_cast<int>(ptx::cluster_cta_rank()) * Cfg::kBlockM : 0);
         const int m1 = min(group_m0 + Cfg::kBlockM * Cfg::kCluster, tile.seqlen_q);
         tile.keys = KeyRange::make<Cfg::kBlockN>(group_m0, m1, tile.seqlen_q, tile.seqlen_k, params.window_left,
                                                  params.window_right);
         return tile;
     }
-
-    // Rows start beyond the sequence: nothing to load, nothing to write.
-    __device__ __forceinline__ bool outside() const { return group_m0 >= seqlen_q; }
 };
 
 template <class Cfg>
@@ -181,6 +182,10 @@ struct Sm90Smem {
         return bar(2 * Cfg::kQStages + kind * Cfg::kStages + stage);
     }
 
+    __device__ __forceinline__ PackedTable<Cfg::kBlockM> order() const {
+        return PackedTable<Cfg::kBlockM>::at(base + Cfg::kOffsetOrder);
+    }
+
     __device__ __forceinline__ void init() const {
         constexpr uint32_t kReleases = 4 * Cfg::kConsumers;
         constexpr uint32_t kShared = kReleases * Cfg::kCluster;
@@ -197,6 +202,25 @@ struct Sm90Smem {
             ptx::mbarrier_init(v_taken(stage), kTransposeWarps);
         }
         ptx::fence_mbarrier_init();
+    }
+};
+
+// Goes through the tiles of this block.
+template <class Cfg>
+struct Sm90Cursor {
+    const Sm90Args& args;
+    const Sm90Smem<Cfg>& smem;
+    pipe::TileCursor dense;
+    int turn = 0;
+
+    __device__ __forceinline__ Sm90Cursor(const Sm90Args& args, const Sm90Smem<Cfg>& smem) : args(args), smem(smem) {}
+
+    __device__ __forceinline__ Sm90Place next() {
+        if constexpr (Cfg::kDeviceLengths) {
+            return smem.order().next(args.packed, args.params, turn++);
+        } else {
+            return {dense.next<Cfg::kCluster>(args.schedule), 0};
+        }
     }
 };
 

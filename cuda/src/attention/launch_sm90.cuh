@@ -32,22 +32,27 @@ bool make_map(CUtensorMap* map, const void* base, const Strides& stride, int64_t
     return tile::make_tensor_map(map, type, 5, base, dims, strides, box, Cfg::kSwizzle);
 }
 
+// Whether reading the keys of all heads at a time would be the limit: L2 doesn't hold them, and fewer than four blocks work on
+// the same. Tiles of 192 rows read less.
+inline bool memory_bound(const FwdParams& p, int32_t rows) {
+    const int64_t keys = p.cu_seqlens_k != nullptr ? p.total_k : int64_t{p.batch} * p.seqlen_k;
+    return rows < 192 && 2 * keys * p.heads_kv * (p.head_dim + p.head_dim_v) > kKeysInL2 &&
+           4 * int64_t{p.batch} * p.heads_kv > p.sm_count;
+}
+
 // Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, the longest tiles of all
-// heads first balances best, but reads the keys of all heads at a time. Where L2 doesn't hold those and fewer than four
-// blocks work on the same keys, memory would be the limit (tiles of 192 rows read less): two heads at a time, mirrored, if
-// that leaves no more than a tenth of the blocks idle in the last round. `rows` of a tile, `workers` that take tiles.
+// heads first balances best, but reads the keys of all heads at a time. Where that would be the limit: two heads at a time,
+// mirrored, if that leaves no more than a tenth of the blocks idle in the last round. `rows` of a tile, `workers` that take
+// tiles.
 inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, int32_t workers, bool causal) {
     const int32_t num_m = (p.seqlen_q + rows - 1) / rows;
     const int32_t pairs = p.batch * p.heads_q;
     if (!causal) {
         return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, p.heads_q / p.heads_kv, false);
     }
-    const int64_t kv_heads = int64_t{p.batch} * p.heads_kv;
-    const int64_t key_bytes = 2 * kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v);
-    const bool memory_bound = rows < 192 && key_bytes > kKeysInL2 && 4 * kv_heads > p.sm_count;
     const int64_t twos = int64_t{num_m} * pairs / 2;
     const int64_t rounds = (twos + workers - 1) / workers;
-    const bool mirrored = memory_bound && pairs % 2 == 0 && 10 * twos >= 9 * rounds * workers;
+    const bool mirrored = memory_bound(p, rows) && pairs % 2 == 0 && 10 * twos >= 9 * rounds * workers;
     return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, mirrored ? 2 : pairs, mirrored);
 }
 
@@ -88,7 +93,16 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
 
     const bool causal = s.window_right < s.seqlen_k && s.window_left >= s.seqlen_k - 1;
     const int32_t workers = s.sm_count * Cfg::kBlocksPerSm / Cfg::kCluster;
-    args.schedule = tile_order(s, Cfg::kBlockM * Cfg::kCluster, workers, causal);
+    int64_t most_tiles;
+    if constexpr (Cfg::kDeviceLengths) {
+        args.packed = PackedOrder::make(s.batch, s.heads_q, s.heads_q / s.heads_kv, causal, memory_bound(s, Cfg::kBlockM));
+        const int64_t row_blocks = packed_q ? s.total_q / Cfg::kBlockM + s.batch
+                                            : int64_t{s.batch} * ((s.seqlen_q + Cfg::kBlockM - 1) / Cfg::kBlockM);
+        most_tiles = row_blocks * s.heads_q;
+    } else {
+        args.schedule = tile_order(s, Cfg::kBlockM * Cfg::kCluster, workers, causal);
+        most_tiles = args.schedule.num_tiles;
+    }
 
     const auto kernel = attention_fwd_sm90_kernel<Cfg>;
     // Per device and context, and cheap: set before every launch rather than remembered.
@@ -96,7 +110,7 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
         return FLARE_ERROR_LAUNCH;
     }
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(std::min(args.schedule.num_tiles, workers) * Cfg::kCluster));
+    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(most_tiles, workers) * Cfg::kCluster));
     config.blockDim = dim3(Cfg::kThreads);
     config.dynamicSmemBytes = Cfg::kSmemBytes;
     config.stream = stream;
