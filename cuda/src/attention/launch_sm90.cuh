@@ -48,7 +48,11 @@ inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, int32_t w
     const int32_t num_m = (p.seqlen_q + rows - 1) / rows;
     const int32_t pairs = p.batch * p.heads_q;
     if (!causal) {
-        return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, p.heads_q / p.heads_kv, false);
+        // Row blocks that the first key cuts short.
+        const int64_t cut = int64_t{p.window_left} - (p.seqlen_k - p.seqlen_q);
+        const int32_t short_m = p.window_left >= p.seqlen_k - 1 ? 0
+                                : static_cast<int32_t>(std::clamp<int64_t>((cut + rows - 1) / rows, 0, num_m));
+        return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, p.heads_q / p.heads_kv, false, short_m);
     }
     const int64_t twos = int64_t{num_m} * pairs / 2;
     const int64_t rounds = (twos + workers - 1) / workers;

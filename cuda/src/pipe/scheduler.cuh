@@ -36,20 +36,42 @@ struct TileCoord {
 // index, from the last (longest under a causal mask) to the first. Blocks take tiles round by round, odd rounds in reverse
 // (so that nobody always gets the longest of a round). Or mirrored: a block takes tile i of a section from its front and
 // tile i from its back, together as long as any other such two, so that no more than a few heads are read at a time.
+// The first `short_m` row blocks of all pairs come last of all, the row block slow, from short_m - 1 to 0: with a window
+// those see fewer keys than the others, and fill the last rounds.
 struct TileSchedule {
     int32_t num_m;
     int32_t num_tiles;          // num_m * batch * heads
-    FastDivisor section_tiles;  // pairs per section * num_m
+    int32_t short_m;
+    int32_t long_tiles;         // (num_m - short_m) * batch * heads
+    FastDivisor section_tiles;  // pairs per section * (num_m - short_m)
     FastDivisor section_pairs;  // divides batch * heads
+    FastDivisor all_pairs;      // batch * heads
     FastDivisor heads;
     bool mirrored;  // sections of an even number of tiles only
 
-    static TileSchedule make(int32_t num_m, int32_t batch, int32_t heads, int32_t section_pairs, bool mirrored) {
-        return {num_m, num_m * batch * heads, FastDivisor::make(section_pairs * num_m), FastDivisor::make(section_pairs),
-                FastDivisor::make(heads), mirrored};
+    static TileSchedule make(int32_t num_m, int32_t batch, int32_t heads, int32_t section_pairs, bool mirrored,
+                             int32_t short_m = 0) {
+        const int32_t long_m = num_m - short_m;
+        const uint32_t section_tiles = static_cast<uint32_t>(long_m > 0 ? section_pairs * long_m : 1);
+        return {num_m,
+                num_m * batch * heads,
+                short_m,
+                long_m * batch * heads,
+                FastDivisor::make(section_tiles),
+                FastDivisor::make(section_pairs),
+                FastDivisor::make(batch * heads),
+                FastDivisor::make(heads),
+                mirrored};
     }
 
     __device__ __forceinline__ TileCoord coord(int tile) const {
+        if (tile >= long_tiles) {
+            const int rest = tile - long_tiles;
+            const int m = all_pairs.quotient(rest);
+            const int pair = rest - m * static_cast<int>(all_pairs.divisor);
+            const int batch = heads.quotient(pair);
+            return {short_m - 1 - m, pair - batch * static_cast<int>(heads.divisor), batch};
+        }
         const int section = section_tiles.quotient(tile);
         const int within = tile - section * static_cast<int>(section_tiles.divisor);
         const int m = section_pairs.quotient(within);
