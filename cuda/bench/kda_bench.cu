@@ -53,7 +53,7 @@ void bench_forward(const char* name, const Case& c) {
         [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
     double fused = 0.0, split = 0.0, prepare = 0.0, recurrence = 0.0;
     if (runs_fused(p)) {
-        fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, nullptr); }, 5);
+        fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, blocks, nullptr); }, 5);
         split = c.sequences() * c.heads_v <= 100 ? median_ms([&] { launch_split<__nv_bfloat16>(p, blocks, nullptr); }, 5) : 0.0;
     } else {
         prepare = median_ms([&] { launch_prepare<__nv_bfloat16>(p, blocks, nullptr); }, 5);

@@ -47,6 +47,17 @@ int split_groups(const KdaParams& p) {
     return p.head_dim_v <= 64 || p.num_sequences * p.heads_v <= 40 ? 1 : 2;
 }
 
+// The fused form deals out sequences of different lengths where a block gets more than one, by a counter in the workspace.
+bool deals_units(const KdaParams& p) {
+    constexpr int64_t kSms = 132;
+    return p.cu_seqlens != nullptr && p.num_sequences > 1 && p.num_sequences <= fused::kMaxSorted &&
+           p.num_sequences * p.heads_v > kSms;
+}
+
+size_t fused_workspace(const KdaParams& p) {
+    return deals_units(p) ? sizeof(uint32_t) : 0;
+}
+
 int64_t num_blocks(const KdaParams& p) {
     return num_slots(p) * p.heads_v;
 }
@@ -81,12 +92,16 @@ bool make_args(fused::Args* args, const KdaParams& p) {
 }
 
 template <typename T>
-int32_t launch_fused(const KdaParams& p, cudaStream_t stream) {
+int32_t launch_fused(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
     const auto kernel = fused::kda_fused_sm90_kernel<T>;
     int sms = 0;
     cudaError_t error = count_sms(&sms);
     if (error == cudaSuccess) {
         error = allow_shared(kernel, fused::kFusedSharedBytes);
+    }
+    uint32_t* const counter = deals_units(p) ? reinterpret_cast<uint32_t*>(workspace) : nullptr;
+    if (error == cudaSuccess && counter != nullptr) {
+        error = cudaMemsetAsync(counter, 0, sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) {
         return error;
@@ -96,7 +111,8 @@ int32_t launch_fused(const KdaParams& p, cudaStream_t stream) {
         return cudaErrorInvalidValue;
     }
     const int64_t units = p.num_sequences * p.heads_v;
-    kernel<<<static_cast<unsigned>(units < sms ? units : sms), fused::kThreads, fused::kFusedSharedBytes, stream>>>(args);
+    kernel<<<static_cast<unsigned>(units < sms ? units : sms), fused::kThreads, fused::kFusedSharedBytes, stream>>>(args,
+                                                                                                                       counter);
     return cudaPeekAtLastError();
 }
 
@@ -208,7 +224,7 @@ const char* kda_forward_sm90_name(const KdaParams& p) {
 
 size_t kda_forward_sm90_workspace(const KdaParams& p) {
     if (runs_fused(p)) {
-        return splits_blocks(p) ? split_workspace(p) : 0;
+        return splits_blocks(p) ? split_workspace(p) : fused_workspace(p);
     }
     return p.seqlen > 0 ? static_cast<size_t>(num_slots(p)) * static_cast<size_t>(p.heads_v) * kBlockBytes : 0;
 }
@@ -222,7 +238,7 @@ int32_t launch_kda_forward_sm90(const KdaParams& p, void* workspace, size_t byte
     }
     uint8_t* const blocks = static_cast<uint8_t*>(workspace);
     if (runs_fused(p)) {
-        return splits_blocks(p) ? launch_split<__nv_bfloat16>(p, blocks, stream) : launch_fused<__nv_bfloat16>(p, stream);
+        return splits_blocks(p) ? launch_split<__nv_bfloat16>(p, blocks, stream) : launch_fused<__nv_bfloat16>(p, blocks, stream);
     }
     return p.dtype == DType::kBf16 ? launch<__nv_bfloat16>(p, blocks, stream) : launch<__half>(p, blocks, stream);
 }

@@ -3,6 +3,7 @@
 
 #include "kda/chunk.cuh"
 #include "pipe/ring.cuh"
+#include "ptx/ldst.cuh"
 
 #include <cuda.h>
 
@@ -25,9 +26,6 @@ inline constexpr uint32_t kInputHalf = 96 * 128;
 inline constexpr uint32_t kInputQ = 4096;
 inline constexpr uint32_t kInputG = 8192;
 inline constexpr uint32_t kInputBytes = 2 * kInputHalf;
-// Once the products are done, in the places of q and g of the first half, fp32 [column][row]: beta_i L_ij, then the inverse.
-inline constexpr int kMatrixPitch = 36;
-inline constexpr uint32_t kInputMatrix = kInputQ;
 
 // An operand block, of normalised keys and queries (the latter times scale). rho_i in [1, 2) is what a power of two leaves of
 // the norm of key i: Kr holds keys that were scaled by a power of two only, so that with decays near 1 they keep their bits.
@@ -44,10 +42,12 @@ inline constexpr uint32_t kBlockV = 31744;  // values; then, warp by warp, the o
 inline constexpr uint32_t kBlockBytes = 39936;
 inline constexpr uint32_t kHalfTileBytes = 4096;
 static_assert(kBlockBytes % 1024 == 0 && kInputBytes % 1024 == 0, "tiles are swizzle-aligned");
-inline constexpr uint32_t kBlockTotals = kBlockW;  // before w: sums of log2 gates, [warp][channel]
+// Before w, in its place: sums of log2 gates, [warp][channel]; then fp32 [column][row], beta_i L_ij and the inverse.
+inline constexpr uint32_t kBlockTotals = kBlockW;
+inline constexpr uint32_t kBlockMatrix = kBlockW;
+inline constexpr int kMatrixPitch = 36;
 
 // Scratch of a team, fp32.
-inline constexpr uint32_t kScratchAnchor = 0;      // exp2(a), [128]
 inline constexpr uint32_t kScratchNorms = 512;      // 1 / |k_i|, scale / |q_i|, 1 / rho_i, rho_i, [32][4]
 inline constexpr uint32_t kScratchBeta = 1024;      // [32]
 inline constexpr uint32_t kScratchDiagonal = 1152;  // q_i k_i / rho_i, [32]
@@ -83,7 +83,15 @@ inline constexpr uint32_t kSplitEnd = kSplitOffsetBarriers + 16 * kSplitStages;
 inline constexpr uint32_t max_of(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
-inline constexpr uint32_t kFusedSharedBytes = FusedMap::kEnd + 1024;  // + alignment of the base
+// Of the fused kernel, behind its map: which units a block takes (Schedule).
+inline constexpr int kMaxSorted = 256;  // sequences
+inline constexpr uint32_t kRounds = 16;
+inline constexpr uint32_t kOffsetRounds = FusedMap::kEnd;                // {round + 1, place}, [kRounds]
+inline constexpr uint32_t kOffsetLongest = kOffsetRounds + 8 * kRounds;  // sequences, longest first, [kMaxSorted]
+inline constexpr uint32_t kOffsetLengths = kOffsetLongest + 4 * kMaxSorted;
+inline constexpr uint32_t kOffsetBusy = kOffsetLengths + 4 * kMaxSorted;
+inline constexpr uint32_t kOffsetDealt = kOffsetBusy + 4;  // rounds that have been dealt
+inline constexpr uint32_t kFusedSharedBytes = kOffsetDealt + 4 + 1024;  // + alignment of the base
 inline constexpr uint32_t kSplitSharedBytes = max_of(PrepareMap::kEnd, kSplitEnd) + 1024;
 static_assert(kFusedSharedBytes <= 232448 && kSplitSharedBytes <= 232448, "227 KB of shared memory per block");
 
@@ -96,8 +104,12 @@ struct Unit {
 
     __device__ __forceinline__ void locate(const KdaParams& p, uint32_t index) {
         const uint32_t heads = static_cast<uint32_t>(p.heads_v);
-        n = static_cast<int32_t>(index / heads);
-        head = static_cast<int32_t>(index - n * heads);
+        const uint32_t sequence = index / heads;
+        place(p, static_cast<int32_t>(sequence), static_cast<int32_t>(index - sequence * heads));
+    }
+    __device__ __forceinline__ void place(const KdaParams& p, int32_t sequence, int32_t value_head) {
+        n = sequence;
+        head = value_head;
         if (p.cu_seqlens == nullptr) {
             row = 0;
             tokens = static_cast<int32_t>(p.seqlen);
@@ -113,28 +125,124 @@ __device__ __forceinline__ uint32_t num_units(const KdaParams& p) {
     return static_cast<uint32_t>(p.num_sequences * p.heads_v);
 }
 
-// The chunks of the units blockIdx.x, blockIdx.x + gridDim.x, ... in order. Every role of a block walks all of them.
+// Which units a block of the fused kernel takes, round by round. With sequences of different lengths the longest first, each
+// by the block that is free: a counter in device memory deals them out. Else, or with more sequences than a block sorts at
+// its start, the units blockIdx.x, blockIdx.x + gridDim.x, ...
+struct Schedule {
+    uint32_t* counter;  // null: fixed rounds
+    uint32_t smem;      // of the block
+
+    // By all threads of the block at its start.
+    __device__ __forceinline__ void open(const KdaParams& p) const {
+        if (counter == nullptr) {
+            return;
+        }
+        const int count = static_cast<int>(p.num_sequences);
+        const int i = static_cast<int>(threadIdx.x);
+        int32_t length = 0;
+        if (i < count) {
+            length =
+                static_cast<int32_t>(load_index(p.cu_seqlens, i + 1, p.index64) - load_index(p.cu_seqlens, i, p.index64));
+            ptx::st_shared_b32(smem + kOffsetLengths + 4 * i, static_cast<uint32_t>(length));
+        }
+        if (i < static_cast<int>(kRounds)) {
+            put(static_cast<uint32_t>(i), i == 0 ? 1 : 0, blockIdx.x);
+        }
+        const int busy = __syncthreads_count(length > 0);
+        if (i < count) {
+            uint32_t rank = 0;
+            for (int j = 0; j < count; ++j) {
+                const int32_t other = static_cast<int32_t>(ptx::ld_shared_b32(smem + kOffsetLengths + 4 * j));
+                rank += other > length || (other == length && j < i) ? 1 : 0;
+            }
+            ptx::st_shared_b32(smem + kOffsetLongest + 4 * rank, static_cast<uint32_t>(i));
+        }
+        if (i == 0) {
+            ptx::st_shared_b32(smem + kOffsetBusy, static_cast<uint32_t>(busy * p.heads_v));
+            ptx::st_shared_b32(smem + kOffsetDealt, 1);
+        }
+        __syncthreads();
+    }
+    // Units to take in rounds: with the counter those that have tokens, which come first in its order.
+    __device__ __forceinline__ uint32_t busy(const KdaParams& p) const {
+        return counter == nullptr ? num_units(p) : ptx::ld_shared_b32(smem + kOffsetBusy);
+    }
+    __device__ __forceinline__ uint32_t take(uint32_t round) const {
+        if (counter == nullptr) {
+            return blockIdx.x + round * gridDim.x;
+        }
+        // The first who asks deals. The ring of operand blocks keeps all roles within eight chunks, so within eight units, of
+        // each other: all have left a round when its slot is taken again.
+        if (threadIdx.x % 32 == 0) {
+            uint32_t dealt;
+            asm volatile("atom.shared.cas.b32 %0, [%1], %2, %3;"
+                         : "=r"(dealt)
+                         : "r"(smem + kOffsetDealt), "r"(round), "r"(round + 1)
+                         : "memory");
+            if (dealt == round) {
+                put(round % kRounds, round + 1, gridDim.x + atomicAdd(counter, 1u));
+            }
+        }
+        __syncwarp();
+        uint32_t tag, place;
+        do {
+            asm volatile("ld.volatile.shared.v2.b32 {%0, %1}, [%2];"
+                         : "=r"(tag), "=r"(place)
+                         : "r"(smem + kOffsetRounds + 8 * (round % kRounds))
+                         : "memory");
+        } while (tag != round + 1);
+        return place;
+    }
+    __device__ __forceinline__ void locate(Unit& unit, const KdaParams& p, uint32_t place) const {
+        if (counter == nullptr) {
+            unit.locate(p, place);
+            return;
+        }
+        const uint32_t heads = static_cast<uint32_t>(p.heads_v);
+        const uint32_t rank = place / heads;
+        unit.place(p, static_cast<int32_t>(ptx::ld_shared_b32(smem + kOffsetLongest + 4 * rank)),
+                   static_cast<int32_t>(place - rank * heads));
+    }
+
+private:
+    __device__ __forceinline__ void put(uint32_t slot, uint32_t tag, uint32_t place) const {
+        asm volatile("st.volatile.shared.v2.b32 [%0], {%1, %2};" ::"r"(smem + kOffsetRounds + 8 * slot), "r"(tag),
+                     "r"(place)
+                     : "memory");
+    }
+};
+
+// The chunks of a block's units in order. Both teams walk all of them.
 struct UnitWalk {
     Unit unit;
     int32_t done;  // tokens of the unit before the chunk
-    uint32_t index;
+    uint32_t round;
+    uint32_t more;
 
-    __device__ __forceinline__ explicit UnitWalk(const KdaParams& p) : done(0), index(blockIdx.x) { settle(p); }
-    __device__ __forceinline__ bool valid(const KdaParams& p) const { return index < num_units(p); }
-    __device__ __forceinline__ void advance(const KdaParams& p) {
+    __device__ __forceinline__ UnitWalk(const KdaParams& p, const Schedule& schedule) : done(0), round(0) {
+        settle(p, schedule);
+    }
+    __device__ __forceinline__ bool valid(const KdaParams&, const Schedule&) const { return more != 0; }
+    __device__ __forceinline__ void advance(const KdaParams& p, const Schedule& schedule) {
         done += kChunk;
         if (done >= unit.tokens) {
             done = 0;
-            index += gridDim.x;
-            settle(p);
+            ++round;
+            settle(p, schedule);
         }
     }
 
 private:
     // Goes to the first unit from here on that has tokens.
-    __device__ __forceinline__ void settle(const KdaParams& p) {
-        for (; index < num_units(p); index += gridDim.x) {
-            unit.locate(p, index);
+    __device__ __forceinline__ void settle(const KdaParams& p, const Schedule& schedule) {
+        const uint32_t busy = schedule.busy(p);
+        for (;; ++round) {
+            const uint32_t place = schedule.take(round);
+            more = place < busy ? 1 : 0;
+            if (more == 0) {
+                return;
+            }
+            schedule.locate(unit, p, place);
             if (unit.tokens > 0) {
                 return;
             }
@@ -149,12 +257,14 @@ struct TimeWalk {
     uint32_t index;  // chunk * units + unit
     uint32_t step;   // prepare blocks
 
+    struct Order {};
+
     __device__ __forceinline__ TimeWalk(const KdaParams& p, uint32_t prepare_blocks)
         : done(0), index(blockIdx.x), step(prepare_blocks) {
         settle(p);
     }
-    __device__ __forceinline__ bool valid(const KdaParams& p) const { return index < end(p); }
-    __device__ __forceinline__ void advance(const KdaParams& p) {
+    __device__ __forceinline__ bool valid(const KdaParams& p, Order = {}) const { return index < end(p); }
+    __device__ __forceinline__ void advance(const KdaParams& p, Order = {}) {
         index += step;
         settle(p);
     }

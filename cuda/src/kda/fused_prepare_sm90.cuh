@@ -1,10 +1,9 @@
 // A prepare team: the warpgroup that turns k, q, gates and beta of a chunk into the operand block of the recurrence.
 //
 // Thread: eight rows (those of its warp) of four channels. Gates become prefix sums of log2 decays in registers; the
-// warps exchange their totals. With a = floor(G of row 15) per channel, k exp2(G - a), q exp2(G - a) and k exp2(a - G)
-// stay inside bf16's exponent for a gate bounded by -5, so that one chain of wgmma gives k k^T and q k^T with decay for
-// all 32 rows. a comes from rows behind those it serves, but it enters as a power of two, behind the rounding to 16 bits:
-// exponentials are taken from the start of the warp's rows (its floor). So later gates still change no earlier bits.
+// warps exchange their totals. With a gate bounded by -5, a sum over 32 tokens lies in [-231, 0]; with the anchor a = -112,
+// k exp2(G - a), q exp2(G - a) and k exp2(a - G) stay inside bf16's exponent, so that one chain of wgmma gives k k^T and
+// q k^T with decay for all 32 rows. An anchor taken from the gates would let later gates change earlier bits.
 #pragma once
 
 #include "kda/fused_config_sm90.cuh"
@@ -18,8 +17,9 @@
 
 namespace flare::kda::fused {
 
-inline constexpr float kBoundedFrom = -5.0f;     // lower_bound that the exponent range allows
-inline constexpr float kInteger = 12582912.0f;  // 1.5 * 2^23: an ulp of 1
+inline constexpr float kBoundedFrom = -5.0f;  // lower_bound that the exponent range allows
+inline constexpr float kAnchor = -112.0f;
+inline constexpr float kPowerOfAnchor = 0x1p-112f;
 
 template <class M>
 struct Team {
@@ -152,36 +152,43 @@ __device__ __forceinline__ void clear_rows(uint32_t in, uint32_t column, int val
     __syncwarp();
 }
 
-// Norms and q_i k_i of a warp's eight rows into the scratch, by tensor cores from the rows as they came: the diagonals of
-// q q^T, k q^T and k k^T. Lane (g, t) of the quads with t = g / 2 gets those of row g.
-template <typename T, class M>
-__device__ __forceinline__ void put_norms(const KdaParams& p, const Team<M>& team, uint32_t stage) {
-    const int lane = team.lane;
-    const uint32_t lane_row =
-        stage + (8 * team.warp + lane % 8) * 128 + ((lane / 8) % 2 == 0 ? kInputQ : 0);
-    const uint32_t piece = (((lane / 16) ^ (lane % 8)) << 4);
+// Norms and q_i k_i of a warp's eight rows, by tensor cores from the rows as they came: the diagonals of q q^T, k q^T and
+// k k^T. Lane (g, t) of the quads with t = g / 2 holds those of row g.
+template <typename T>
+struct Norms {
     float q[4] = {};
     float k[4] = {};
+
+    template <class M>
+    __device__ __forceinline__ void multiply(const Team<M>& team, uint32_t stage) {
+        const int lane = team.lane;
+        const uint32_t lane_row = stage + (8 * team.warp + lane % 8) * 128 + ((lane / 8) % 2 == 0 ? kInputQ : 0);
+        const uint32_t piece = (((lane / 16) ^ (lane % 8)) << 4);
 #pragma unroll
-    for (int kk = 0; kk < 8; ++kk) {
-        uint32_t a[4];
-        ptx::ldmatrix_x4(a, lane_row + (kk / 4) * kInputHalf + (piece ^ ((kk % 4) << 5)));
-        ptx::mma_m16n8k16<T>(q, a, a[0], a[2]);
-        ptx::mma_m16n8k16<T>(k, a, a[1], a[3]);
+        for (int kk = 0; kk < 8; ++kk) {
+            uint32_t a[4];
+            ptx::ldmatrix_x4(a, lane_row + (kk / 4) * kInputHalf + (piece ^ ((kk % 4) << 5)));
+            ptx::mma_m16n8k16<T>(q, a, a[0], a[2]);
+            ptx::mma_m16n8k16<T>(k, a, a[1], a[3]);
+        }
     }
-    if (lane % 4 == lane / 8) {
-        const bool odd = (lane / 4) % 2 != 0;
-        const bool norm = p.qk_l2norm != 0;
-        const float norm_k = norm ? rsqrtf((odd ? k[3] : k[2]) + kNormEpsilon) : 1.0f;
-        const float norm_q = p.scale * (norm ? rsqrtf((odd ? q[1] : q[0]) + kNormEpsilon) : 1.0f);
-        const int row = 8 * team.warp + lane / 4;
-        const float rho = __int_as_float((__float_as_int(norm_k) & 0x7fffff) | 0x3f800000);
-        const float inverse = 1.0f / rho;
-        st_shared_f4(team.scratch() + kScratchNorms + 16 * row, norm_k, norm_q, inverse, rho);
-        st_shared_f(team.scratch() + kScratchDiagonal + 4 * row, (odd ? q[3] : q[2]) * norm_k * norm_q * inverse);
+    // To the scratch.
+    template <class M>
+    __device__ __forceinline__ void put(const KdaParams& p, const Team<M>& team) const {
+        const int lane = team.lane;
+        if (lane % 4 == lane / 8) {
+            const bool odd = (lane / 4) % 2 != 0;
+            const bool norm = p.qk_l2norm != 0;
+            const float norm_k = norm ? rsqrtf((odd ? k[3] : k[2]) + kNormEpsilon) : 1.0f;
+            const float norm_q = p.scale * (norm ? rsqrtf((odd ? q[1] : q[0]) + kNormEpsilon) : 1.0f);
+            const int row = 8 * team.warp + lane / 4;
+            const float rho = __int_as_float((__float_as_int(norm_k) & 0x7fffff) | 0x3f800000);
+            const float inverse = 1.0f / rho;
+            st_shared_f4(team.scratch() + kScratchNorms + 16 * row, norm_k, norm_q, inverse, rho);
+            st_shared_f(team.scratch() + kScratchDiagonal + 4 * row, (odd ? q[3] : q[2]) * norm_k * norm_q * inverse);
+        }
     }
-    __syncwarp();
-}
+};
 
 // Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs.
 template <typename T, class M>
@@ -197,7 +204,8 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
     if (row0 + 8 > length) {
         clear_rows(in, column, length - row0);
     }
-    put_norms<T>(p, team, stage);
+    Norms<T> norms;
+    norms.multiply(team, stage);
     float sum[8][4];
     float run[4] = {};
     const float2 gate = ptx::ld_shared_f2(team.scratch() + kScratchGate);  // factor, bound
@@ -217,14 +225,13 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
             sum[i][c] = run[c];
         }
     }
+    norms.put(p, team);
     const uint32_t totals = block + kBlockTotals + lane * 16;
     st_shared_f4(totals + team.warp * 512, run[0], run[1], run[2], run[3]);
     team.sync();
 
-    // G = sum + floor(start) + fraction; exp2(G_C - floor(start)); and in 16 bits exp2(floor(start) - a), its inverse and
-    // exp2(floor(start)).
-    float fraction[4], rest[4];
-    uint32_t up16[2], down16[2], start16[2];
+    // G - a = sum + start; exp2(G_C - a).
+    float start[4], rest[4];
     {
         const float4 total0 = ld_shared_f4(totals);
         const float4 total1 = ld_shared_f4(totals + 512);
@@ -234,37 +241,21 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
                                {total1.x, total1.y, total1.z, total1.w},
                                {total2.x, total2.y, total2.z, total2.w},
                                {total3.x, total3.y, total3.z, total3.w}};
-        float up[4], down[4], from[4], anchor[4], decay[4];
+        float all[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             const float half = t[0][c] + t[1][c];
             const float three = half + t[2][c];
-            const float all = three + t[3][c];
-            const float start = team.warp == 0 ? 0.0f : team.warp == 1 ? t[0][c] : team.warp == 2 ? half : three;
-            // Floors: behind this addition, rounded down, the low bits hold an integer.
-            const float whole = __fadd_rd(start, kInteger);
-            const float a = __fadd_rd(half, kInteger);
-            const int distance = __float_as_int(whole) - __float_as_int(a);
-            const float floor = whole - kInteger;
-            fraction[c] = start - floor;
-            rest[c] = ptx::exp2_approx(all - floor);
-            up[c] = power_of_two(distance);
-            down[c] = power_of_two(-distance);
-            from[c] = power_of_two(max(__float_as_int(whole) - __float_as_int(kInteger), -126));
-            anchor[c] = power_of_two(__float_as_int(a) - __float_as_int(kInteger));
-            decay[c] = decay_from_log2(all);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            up16[i] = ptx::pack2<T>(up[2 * i], up[2 * i + 1]);
-            down16[i] = ptx::pack2<T>(down[2 * i], down[2 * i + 1]);
-            start16[i] = ptx::pack2<T>(from[2 * i], from[2 * i + 1]);
+            all[c] = three + t[3][c];
+            start[c] = (team.warp == 0 ? 0.0f : team.warp == 1 ? t[0][c] : team.warp == 2 ? half : three) - kAnchor;
+            rest[c] = ptx::exp2_approx(all[c] - kAnchor);
         }
         if (team.warp == 0) {
-            st_shared_f4(team.scratch() + lane * 16, anchor[0], anchor[1], anchor[2], anchor[3]);
-            st_shared_f4(block + kBlockDecay + lane * 16, decay[0], decay[1], decay[2], decay[3]);
+            st_shared_f4(block + kBlockDecay + lane * 16, decay_from_log2(all[0]), decay_from_log2(all[1]),
+                         decay_from_log2(all[2]), decay_from_log2(all[3]));
         }
     }
+    const uint32_t from_anchor = ptx::pack2<T>(kPowerOfAnchor, kPowerOfAnchor);
     // Two rows at a time: the stores take the places of what they were made from, so no load moves ahead of them.
     const auto address = [&](int row) { return in + row * 128 + (column ^ (row << 4)); };
 #pragma unroll
@@ -286,7 +277,7 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
             float kd[4], qd[4], ki[4], kr[4];
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                const float x = sum[i0 + r][c] + fraction[c];
+                const float x = sum[i0 + r][c] + start[c];
                 const float decay = ptx::exp2_approx(x);
                 kd[c] = k[c] * decay;
                 qd[c] = q[c] * decay;
@@ -306,10 +297,10 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
             const int i = i0 + r;
             const uint32_t at = address(i);
             const uint32_t to = out + i * 128 + (column ^ (i << 4));
-            st_shared_u2(at, multiply_bf16x2(kd16[r][0], up16[0]), multiply_bf16x2(kd16[r][1], up16[1]));
-            st_shared_u2(at + kInputQ, multiply_bf16x2(qd16[r][0], up16[0]), multiply_bf16x2(qd16[r][1], up16[1]));
-            st_shared_u2(at + kInputG, multiply_bf16x2(ki16[r][0], down16[0]), multiply_bf16x2(ki16[r][1], down16[1]));
-            st_shared_u2(to + kBlockQd, multiply_bf16x2(qd16[r][0], start16[0]), multiply_bf16x2(qd16[r][1], start16[1]));
+            st_shared_u2(at, kd16[r][0], kd16[r][1]);
+            st_shared_u2(at + kInputQ, qd16[r][0], qd16[r][1]);
+            st_shared_u2(at + kInputG, ki16[r][0], ki16[r][1]);
+            st_shared_u2(to + kBlockQd, multiply_bf16x2(qd16[r][0], from_anchor), multiply_bf16x2(qd16[r][1], from_anchor));
             st_shared_u2(to + kBlockKr, kr16[r][0], kr16[r][1]);
         }
     }
@@ -317,15 +308,14 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
 
 // From k k^T and q k^T in a warpgroup's accumulators (rows 0..31 and 32..63): beta L to shared memory, A to the block.
 template <class M>
-__device__ __forceinline__ void put_matrices(const Team<M>& team, const float (&acc)[16], uint32_t stage, uint32_t block) {
+__device__ __forceinline__ void put_matrices(const Team<M>& team, const float (&acc)[16], uint32_t block) {
     const int g = team.lane / 4;
     const int t = team.lane % 4;
-    team.sync();  // all products have read the operands whose places L takes
     if (team.warp < 2) {
         const int row = 16 * team.warp + g;
         const float first = ld_shared_f(team.scratch() + kScratchBeta + 4 * row);
         const float second = ld_shared_f(team.scratch() + kScratchBeta + 4 * row + 32);
-        const uint32_t matrix = stage + kInputMatrix + 4 * row;
+        const uint32_t matrix = block + kBlockMatrix + 4 * row;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             if (j < 2 || team.warp == 1) {  // what lies above the diagonal isn't read
@@ -427,7 +417,7 @@ __device__ __forceinline__ void invert(uint32_t matrix, int lane) {
 
 // Row `lane`, eight columns of each warp: rho X diag(beta) to the block.
 template <typename T, class M>
-__device__ __forceinline__ void put_inverse(const Team<M>& team, uint32_t stage, uint32_t block) {
+__device__ __forceinline__ void put_inverse(const Team<M>& team, uint32_t block) {
     const int lane = team.lane;
     const float rho = ld_shared_f(team.scratch() + kScratchNorms + 16 * lane + 12);
     uint32_t high[4], low[4];
@@ -439,7 +429,7 @@ __device__ __forceinline__ void put_inverse(const Team<M>& team, uint32_t stage,
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             const int j = 8 * team.warp + 4 * half + c;
-            const float inverse = ld_shared_f(stage + kInputMatrix + 4 * (j * kMatrixPitch + lane));
+            const float inverse = ld_shared_f(block + kBlockMatrix + 4 * (j * kMatrixPitch + lane));
             x[c] = lane >= j ? inverse * (rho * beta[c]) : 0.0f;
         }
 #pragma unroll
@@ -476,13 +466,6 @@ __device__ __forceinline__ void put_w(const Team<M>& team, uint32_t stage, uint3
         }
     }
     ptx::wgmma_commit();
-    const uint32_t anchors = team.scratch() + 4 * (16 * team.warp + lane / 4);
-    float scale[2][2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        scale[half][0] = -ld_shared_f(anchors + 256 * half);
-        scale[half][1] = -ld_shared_f(anchors + 256 * half + 32);
-    }
     ptx::wgmma_wait<0>();
     ptx::fence_registers(w[0]);
     ptx::fence_registers(w[1]);
@@ -494,7 +477,7 @@ __device__ __forceinline__ void put_w(const Team<M>& team, uint32_t stage, uint3
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int at = 4 * (j + i / 2) + 2 * (i % 2);
-                r[i] = ptx::pack2<T>(w[half][at] * scale[half][i % 2], w[half][at + 1] * scale[half][i % 2]);
+                r[i] = ptx::pack2<T>(w[half][at] * -kPowerOfAnchor, w[half][at + 1] * -kPowerOfAnchor);
             }
             ptx::stmatrix_x4_trans(to + 4096 * half + 8 * j * 128, r[0], r[1], r[2], r[3]);
         }
@@ -522,16 +505,16 @@ __device__ __forceinline__ void unpark(Walk& walk, uint32_t at) {
 }
 
 // The walk's chunks team.index, team.index + kTeams, ...
-template <typename T, class M, class Walk>
-__device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, Walk next) {
+template <typename T, class M, class Walk, class Order>
+__device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, Walk next, const Order& order) {
     const KdaParams& p = args.p;
     const auto advance = [&](int count) {
-        for (int i = 0; i < count && next.valid(p); ++i) {
-            next.advance(p);
+        for (int i = 0; i < count && next.valid(p, order); ++i) {
+            next.advance(p, order);
         }
     };
     advance(static_cast<int>(team.index));
-    if (!next.valid(p)) {
+    if (!next.valid(p, order)) {
         return;
     }
     const bool loader = team.warp == 3 && ptx::elect_one();
@@ -550,7 +533,11 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
     if (team.index > 0) {
         team.wait_for_start();
     }
-    st_shared_u(parked + 28, team.index + 1 < M::kTeams ? 0x3f800000 : 0);  // whether the next team still waits
+    {  // whether the next team has anything to begin with, and waits
+        Walk after = next;
+        after.advance(p, order);
+        st_shared_u(parked + 28, team.index + 1 < M::kTeams && after.valid(p, order) ? 0x3f800000 : 0);
+    }
     bool more = true;
 #pragma unroll 1
     while (more) {
@@ -563,28 +550,11 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
             put_gate(p, team, head);
         }
         team.sync();  // all have left the other stage, and the block of the last round
-        ptx::mbarrier_wait(team.smem + M::kOffsetBlockEmpty + 8 * state.stage, state.phase);
-        if (M::kValues && loader) {
-            ptx::mbarrier_arrive_expect_tx(full, 2 * kHalfTileBytes);
-            load_box(block + kBlockV, args.v, full, 0, next.unit, head, next.done, p);
-            load_box(block + kBlockV + kHalfTileBytes, args.v, full, 64, next.unit, head, next.done, p);
-        }
-        advance(1);
-        if (!next.valid(p)) {  // the next team has nothing to begin with
-            st_shared_u(parked + 28, 0);
-        }
-        advance(M::kTeams - 1);
-        more = next.valid(p);
-        if (M::kInputStages > 1 && more && loader) {
-            load_inputs(args, next, team.input(1 - input.stage), team.input_full(1 - input.stage));
-        }
         if (team.warp == 2) {
             st_shared_f(team.scratch() + kScratchBeta + 4 * team.lane,
                         team.lane < length ? activate_beta(p.beta_activation, beta_next) : 0.0f);
-            if (more) {
-                beta_next = load_beta<T>(p, next, team.lane);
-            }
         }
+        ptx::mbarrier_wait(team.smem + M::kOffsetBlockEmpty + 8 * state.stage, state.phase);
         ptx::mbarrier_wait(team.input_full(input.stage), input.phase);
 
         park(next, parked);
@@ -606,18 +576,33 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
                 ptx::wgmma_ss<T, 32>(acc, tile::advance_desc(rows, step), tile::advance_desc(columns, step), kk > 0);
             }
             ptx::wgmma_commit();
+            // What comes next, while the products run and warps 2 and 3 have the time to begin the copies.
+            unpark(next, parked);
+            if (M::kValues && loader) {
+                ptx::mbarrier_arrive_expect_tx(full, 2 * kHalfTileBytes);
+                load_box(block + kBlockV, args.v, full, 0, next.unit, head, next.done, p);
+                load_box(block + kBlockV + kHalfTileBytes, args.v, full, 64, next.unit, head, next.done, p);
+            }
+            advance(M::kTeams);
+            more = next.valid(p, order);
+            if (M::kInputStages > 1 && more && loader) {
+                load_inputs(args, next, team.input(1 - input.stage), team.input_full(1 - input.stage));
+            }
+            if (team.warp == 2 && more) {
+                beta_next = load_beta<T>(p, next, team.lane);
+            }
             ptx::wgmma_wait<0>();
             ptx::fence_registers(acc);
-            put_matrices(team, acc, stage, block);
+            put_matrices(team, acc, block);
         }
         if (team.warp < 2) {
             team.sync_first();
             if (team.warp == 0) {
-                invert(stage + kInputMatrix, team.lane);
+                invert(block + kBlockMatrix, team.lane);
             }
         }
         team.sync();
-        put_inverse<T>(team, stage, block);
+        put_inverse<T>(team, block);
         ptx::fence_proxy_async_smem();
         team.sync();
         put_w<T>(team, stage, block);
@@ -626,7 +611,6 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
         if (team.lane == 0) {
             ptx::mbarrier_arrive(full);
         }
-        unpark(next, parked);
         if (M::kInputStages == 1) {
             team.sync();  // all have left the stage
             if (more && loader) {

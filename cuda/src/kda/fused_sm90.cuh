@@ -150,39 +150,10 @@ struct ColumnScale {
     }
 };
 
-// The output rows of a chunk, from where consume_chunk left them.
-template <typename T>
-struct PendingOutput {
-    T* out;            // row of the chunk's first token
-    uint32_t values;
-    uint32_t release;  // barrier of the block it lies in; 0: there is no output
-    int length;        // rows to write
-
-    __device__ __forceinline__ void write(int64_t stride, int lane, uint32_t piece) {
-        if (release == 0) {
-            return;
-        }
-#pragma unroll
-        for (int pass = 0; pass < 2; ++pass) {
-            const int token = 16 * pass + lane / 2;
-            uint32_t r[4];
-            ptx::ld_shared_v4(r, values + token * 128 + (((piece + lane % 2) ^ (token % 8)) << 4));
-            if (token < length) {
-                ptx::st_global_v4(out + token * stride + 8 * (lane % 2), r);
-            }
-        }
-        ptx::fence_proxy_async_smem();  // the values' places go back to the copies
-        __syncwarp();
-        if (lane == 0) {
-            ptx::mbarrier_arrive(release);
-        }
-    }
-};
-
-// One chunk: updates the state, leaves the output in shared memory, writes that of the chunk before.
+// One chunk: updates the state and writes the first `rows` rows of the output, from `out` on.
 template <typename T>
 __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, uint32_t values, int length, int lane,
-                                              uint32_t piece, PendingOutput<T>& pending, int64_t out_stride) {
+                                              uint32_t piece, T* out, int64_t out_stride, int rows) {
     const int t = lane % 4;
     // ldmatrix rows of the values, transposed: matrices are (tokens, values) (0, 0), (0, 8), (8, 0), (8, 8). The output
     // takes the places of the warp's values, through the same addresses.
@@ -244,7 +215,6 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
                              tile::advance_desc(desc_qd, tile::step_k<tile::Swizzle::k128>(kk, kChunk)), kk > 0);
     }
     ptx::wgmma_commit();
-    pending.write(out_stride, lane, piece);  // while they run
     ptx::wgmma_wait<0>();
     ptx::fence_registers(u);
     ptx::fence_registers(o);
@@ -282,6 +252,22 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
         ptx::stmatrix_x4_trans(tile_lane + 8 * j * 128, r[0], r[1], r[2], r[3]);
     }
     __syncwarp();
+    // To memory while the state's products run. The fence, for the copies that get the values' places back, comes before the
+    // stores: behind them it would wait for them.
+    uint32_t rows16[2][4];
+#pragma unroll
+    for (int pass = 0; pass < 2; ++pass) {
+        const int token = 16 * pass + lane / 2;
+        ptx::ld_shared_v4(rows16[pass], values + token * 128 + (((piece + lane % 2) ^ (token % 8)) << 4));
+    }
+    ptx::fence_proxy_async_smem();
+#pragma unroll
+    for (int pass = 0; pass < 2; ++pass) {
+        const int token = 16 * pass + lane / 2;
+        if (token < rows) {
+            ptx::st_global_v4(out + token * out_stride + 8 * (lane % 2), rows16[pass]);
+        }
+    }
     ptx::wgmma_wait<0>();
     ptx::fence_registers(s);
     scale.undo(s);
@@ -325,15 +311,17 @@ __device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& uni
     int chunks_to_checkpoint = checkpoint_chunks;
     T* out = static_cast<T*>(p.out) + static_cast<int64_t>(unit.batch(p)) * p.out_stride.batch +
              static_cast<int64_t>(unit.row) * p.out_stride.token + unit.head * p.out_stride.head + column0 + 16 * warp;
-    PendingOutput<T> pending{out, 0, 0, 0};
 #pragma unroll 1
     for (int remaining = unit.tokens; remaining > 0; remaining -= kChunk) {
         const uint32_t block = stages + state.stage * kBlockBytes;
         const uint32_t values = block + kBlockV + (warp / 4) * kHalfTileBytes;
         const int length = min(kChunk, remaining);
         ptx::mbarrier_wait(full + 8 * state.stage, state.phase);
-        consume_chunk<T>(s, block, values, length, lane, 2 * (warp % 4), pending, p.out_stride.token);
-        pending = {out, values, empty + 8 * state.stage, has_columns ? length : 0};
+        consume_chunk<T>(s, block, values, length, lane, 2 * (warp % 4), out, p.out_stride.token, has_columns ? length : 0);
+        __syncwarp();
+        if (lane == 0) {
+            ptx::mbarrier_arrive(empty + 8 * state.stage);
+        }
         state.advance();
         out += kChunk * p.out_stride.token;
         if (checkpoint_chunks != 0 && --chunks_to_checkpoint == 0) {
@@ -347,7 +335,6 @@ __device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& uni
             chunks_to_checkpoint = checkpoint_chunks;
         }
     }
-    pending.write(p.out_stride.token, lane, 2 * (warp % 4));
     if (p.final_state != nullptr && has_state) {
         store_state_tile(s, p, p.final_state, state_row * p.final_stride_n + unit.head * p.final_stride_h,
                          p.final_dtype == DType::kBf16, v0, t);
@@ -383,7 +370,8 @@ __device__ __forceinline__ void init_team_barriers(uint32_t smem) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 1) kda_fused_sm90_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(kThreads, 1)
+    kda_fused_sm90_kernel(const __grid_constant__ Args args, uint32_t* counter) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t smem_raw[];
     const KdaParams& p = args.p;
@@ -392,19 +380,34 @@ __global__ void __launch_bounds__(kThreads, 1) kda_fused_sm90_kernel(const __gri
     const uint32_t empty = smem + FusedMap::kOffsetBlockEmpty;
     init_team_barriers<FusedMap>(smem);
     init_barriers(full, empty, FusedMap::kBlocks, 5, 8);
+    const Schedule schedule{counter, smem};
+    schedule.open(p);
     const int warp = static_cast<int>(ptx::uniform_warp_idx());
     if (warp < 8) {
         ptx::setmaxnreg_inc<kConsumerRegs>();
         pipe::PipeState<FusedMap::kBlocks> state = pipe::PipeState<FusedMap::kBlocks>::consumer();
+        const uint32_t busy = schedule.busy(p);
+        bool dealt = true;
+        uint32_t place = 0;
 #pragma unroll 1
-        for (uint32_t index = blockIdx.x; index < num_units(p); index += gridDim.x) {
+        for (uint32_t round = 0;; ++round) {
+            if (dealt) {
+                place = schedule.take(round);
+                dealt = place < busy;
+                place = dealt ? place : busy + blockIdx.x;  // sequences without tokens, in fixed rounds
+            } else {
+                place += gridDim.x;
+            }
+            if (place >= num_units(p)) {
+                break;
+            }
             Unit unit;
-            unit.locate(p, index);
+            schedule.locate(unit, p, place);
             consume_unit<T>(p, unit, 0, smem + FusedMap::kOffsetBlock, full, empty, state);
         }
     } else {
         ptx::setmaxnreg_dec<kTeamRegs>();
-        run_team<T>(args, make_team<FusedMap>(smem, warp), UnitWalk(p));
+        run_team<T>(args, make_team<FusedMap>(smem, warp), UnitWalk(p, schedule), schedule);
     }
 #else
     __trap();
@@ -498,7 +501,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         init_team_barriers<M>(smem);
         init_barriers(smem + M::kOffsetBlockFull, smem + M::kOffsetBlockEmpty, M::kBlocks, 4, 1);
         if (warp >= kThreads / 32 - 4 * M::kTeams) {
-            run_team<T>(args, make_team<M>(smem, warp), TimeWalk(p, prepare_blocks));
+            run_team<T>(args, make_team<M>(smem, warp), TimeWalk(p, prepare_blocks), TimeWalk::Order{});
         } else if (warp == 0 && ptx::elect_one()) {
             store_blocks(p, TimeWalk(p, prepare_blocks), smem, workspace, flags);
         }
