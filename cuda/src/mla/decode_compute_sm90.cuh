@@ -28,6 +28,9 @@ struct Consumer {
     uint32_t warp;  // in the warpgroup
     int lane;
 
+    // Gathered keys come late: O += P_{i-1} V_{i-1} and its half of the buffer don't wait for the first of K_i.
+    static constexpr bool kValuesFirst = kLoad == Load::kGather;
+
     uint32_t g0 = 0;            // key blocks before this piece
     uint32_t other_parity = 0;  // of the P hand-offs from the other warpgroup
 
@@ -359,10 +362,12 @@ struct Consumer {
                 release(ptx::smem_addr(&smem.k_empty[buffer][1 + wg]));
             }
             ptx::fence_registers(s);
-            ptx::wgmma_fence();
-            scores_rope(s, buffer, phase);
-            scores_half(s, buffer, phase, wg);
-            ptx::wgmma_commit();
+            if constexpr (!kValuesFirst) {
+                ptx::wgmma_fence();
+                scores_rope(s, buffer, phase);
+                scores_half(s, buffer, phase, wg);
+                ptx::wgmma_commit();
+            }
 
             receive(a);
             rescale(o, a[0], a[1]);
@@ -376,6 +381,10 @@ struct Consumer {
             release(ptx::smem_addr(&smem.k_empty[buffer ^ 1][1 + wg]));
 
             ptx::wgmma_fence();
+            if constexpr (kValuesFirst) {
+                scores_rope(s, buffer, phase);
+                scores_half(s, buffer, phase, wg);
+            }
             scores_half(s, buffer, phase, wg ^ 1);
             ptx::wgmma_commit();
             ptx::wgmma_wait<0>();

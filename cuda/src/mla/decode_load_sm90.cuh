@@ -25,9 +25,8 @@ struct Producer {
     int lane;
     uint32_t cta_rank;
 
-    // Read once where a cluster shares the tile. Elsewhere the normal policy was 7 % faster: with evict-first, lines
-    // that the 256-byte promotion fetched left before their turn (one H200, 128 x 4096 keys, 64 heads: 174.7 against
-    // 164.1 us).
+    // Read once where a cluster shares the tile. Elsewhere the normal policy was 6 % faster (one H200, 128 x 4096 keys, 64
+    // heads: 167.6 against 178.1 us).
     static constexpr uint64_t kKvPolicy = kCluster > 1 ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
 
     // Page and row of the lane's box groups (lane and lane + 32) of one key block.

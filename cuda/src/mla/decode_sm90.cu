@@ -113,10 +113,13 @@ bool make_maps(const MlaDecodeParams& p, bool packed, decode::Load load, int kv_
     const int64_t value_dims[4] = {64, kv_dims[1], p.d_c / 64, kv_dims[2]};
     const int64_t value_strides[3] = {2 * p.kv_stride_s, 128, 2 * p.kv_stride_b};
     const uint32_t value_box[4] = {64, 64, 2, 1};
+    // Rows of 1,152 bytes are four and a half times 256. One H200, 128 x 4,096 keys in such boxes, loads alone: 157 us with
+    // promotion to 256 bytes, 145 us with 128 or none.
+    constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     return queries &&
-           tile::make_tensor_map(&maps->kv, map_type(p), 3, kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128) &&
-           tile::make_tensor_map(&maps->values, map_type(p), 4, kv, value_dims, value_strides, value_box,
-                                 tile::Swizzle::k128);
+           tile::make_tensor_map(&maps->kv, map_type(p), 3, kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128, kPromotion) &&
+           tile::make_tensor_map(&maps->values, map_type(p), 4, kv, value_dims, value_strides, value_box, tile::Swizzle::k128,
+                                 kPromotion);
 }
 
 constexpr int64_t kStrideUnit = 8;  // elements: the kernels count cache rows in 16 bytes

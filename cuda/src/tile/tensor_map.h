@@ -34,8 +34,11 @@ constexpr CUtensorMapSwizzle tensor_map_swizzle(Swizzle s) {
 
 // Rank-n map, dims innermost first; strides in bytes, of dims 1..rank-1. Strides of size-1 dims may hold anything.
 // Returns false when TMA cannot take it (alignment, stride not a multiple of 16, empty dims) or without a driver.
+// Promotion: with 256 bytes L2 fetches the aligned 256 bytes around what a box reads. Where the pitch of the rows is no
+// multiple of that, parts of the neighbouring rows come too early.
 inline bool make_tensor_map(CUtensorMap* map, CUtensorMapDataType type, int rank, const void* base, const int64_t* dims,
-                            const int64_t* strides_bytes, const uint32_t* box, Swizzle swizzle) {
+                            const int64_t* strides_bytes, const uint32_t* box, Swizzle swizzle,
+                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
     const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_encode();
     if (encode == nullptr || rank < 1 || rank > 5 || reinterpret_cast<uintptr_t>(base) % 16 != 0) {
         return false;
@@ -60,7 +63,7 @@ inline bool make_tensor_map(CUtensorMap* map, CUtensorMapDataType type, int rank
     }
     return encode(map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(base), global_dims, global_strides, box,
                   element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, tensor_map_swizzle(swizzle),
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace flare::tile
