@@ -42,12 +42,13 @@ int32_t launch(const MlaPrefillParams& p, cudaStream_t stream) {
     const bool packed_q = p.cu_seqlens_q != nullptr;
     const bool packed_k = p.cu_seqlens_k != nullptr;
     const int64_t rows_q = packed_q ? p.total_q : p.seqlen_q;
-    const int64_t rows_k = packed_k ? p.total_k : p.seqlen_k;
+    const bool paged = p.block_table != nullptr;
+    const int64_t rows_k = paged ? p.page_size : packed_k ? p.total_k : p.seqlen_k;
     const int64_t batch_q = packed_q ? 1 : p.batch;
-    const int64_t batch_k = packed_k ? 1 : p.batch;
+    const int64_t batch_k = paged ? std::max(1, p.num_pages) : packed_k ? 1 : p.batch;
     // Without a rope part both rope maps stand for the other part, read out of bounds; without keys no block is read.
     const bool rope = p.d_rope > 0;
-    const bool keys = rows_k > 0;
+    const bool keys = rows_k > 0 && (!paged || p.num_pages > 0);
     const void* latents = keys ? p.c_kv : p.w_uk;
     const void* rope_keys = keys && rope ? p.k_rope : latents;
     args.rope_column = rope ? 0 : 1024;
@@ -86,6 +87,9 @@ int32_t launch(const MlaPrefillParams& p, cudaStream_t stream) {
     args.cu_seqlens_k = p.cu_seqlens_k;
     args.seqused_q = p.seqused_q;
     args.seqused_k = p.seqused_k;
+    args.block_table = p.block_table;
+    args.block_table_stride_b = p.block_table_stride_b;
+    args.by_page = pipe::FastDivisor::make(static_cast<uint32_t>(std::max(1, p.page_size)));
     args.index_is_64 = p.index_is_64;
 
     const auto kernel = mla_prefill_sm90_up_project_kernel<T, kWeightRowsLatent>;
@@ -144,8 +148,11 @@ int32_t select_mla_prefill_sm90(const MlaPrefillParams& p) {
     if (tiles >= int64_t{1} << 31 || int64_t{p.seqlen_q} + p.seqlen_k >= int64_t{1} << 31) {
         return FLARE_UNSUPPORTED_SHAPE;
     }
-    if (p.block_table != nullptr || !(p.scale > 0.0f)) {
+    if (!(p.scale > 0.0f)) {
         return FLARE_UNSUPPORTED_FEATURE;
+    }
+    if (p.block_table != nullptr && p.page_size % prefill::kKeys != 0) {  // a box of 64 keys lies in one page
+        return FLARE_UNSUPPORTED_SHAPE;
     }
     return FLARE_OK;
 }

@@ -64,7 +64,7 @@ namespace flare::mla {
 struct PrefillArgs {
     CUtensorMap map_q_nope;  // [B, H, Sq, d_nope], boxes of 128 x 64
     CUtensorMap map_q_rope;
-    CUtensorMap map_latent;  // [B, Sk, d_c], boxes of 64 x 64
+    CUtensorMap map_latent;  // [B or pages, Sk or page size, d_c], boxes of 64 x 64
     CUtensorMap map_k_rope;
     CUtensorMap map_w_uk;  // [H, d_c, d_nope] or [H, d_nope, d_c], boxes of 64 x 64
     CUtensorMap map_w_uv;
@@ -85,6 +85,9 @@ struct PrefillArgs {
     const void* cu_seqlens_k;
     const void* seqused_q;
     const void* seqused_k;
+    const void* block_table;  // null: keys lie by sequence
+    int64_t block_table_stride_b;
+    pipe::FastDivisor by_page;  // a multiple of 64 rows
     int32_t index_is_64;
 };
 
@@ -212,6 +215,21 @@ __device__ __forceinline__ void release_to_cluster(uint32_t bar, int lane) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading: one thread each.
 
+// Coordinates of 64 keys in their maps.
+struct KeyBlock {
+    int row;
+    int batch;  // or page
+};
+
+__device__ __forceinline__ KeyBlock key_block(const PrefillArgs& args, const Tile& tile, int block) {
+    if (args.block_table == nullptr || block >= tile.num_blocks) {
+        return {tile.k_row + block * kKeys, tile.k_batch};
+    }
+    const int page = args.by_page.quotient(block * kKeys);
+    return {block * kKeys - page * static_cast<int>(args.by_page.divisor),
+            load_index(args.block_table, args.index_is_64, tile.batch * args.block_table_stride_b + page)};
+}
+
 template <bool kWeightRowsLatent>
 __device__ __forceinline__ void load_ring(const PrefillArgs& args, SharedStorage& smem, uint32_t rank) {
     RingState ring = RingState::producer();
@@ -240,14 +258,17 @@ __device__ __forceinline__ void load_ring(const PrefillArgs& args, SharedStorage
             }
             ring.advance();
         }
+        KeyBlock next = key_block(args, tile, 0);
         for (int block = 0; block < tile.num_blocks; ++block) {
+            const KeyBlock keys = next;
+            next = key_block(args, tile, block + 1);  // a page id arrives while this block is loaded
             for (int unit = 0; unit < kUnitsPerBlock; ++unit) {
                 const uint32_t full = arm(kUnitBytes);
                 const uint32_t dst = ptx::smem_addr(smem.ring[ring.stage]);
 #pragma unroll
                 for (int c = 0; c < kUnitChunks; ++c) {
                     ptx::tma_load_3d(dst + c * kChunkBytes, &args.map_latent, full, 64 * (kUnitChunks * unit + c),
-                                     tile.k_row + block * kKeys, tile.k_batch, ptx::kL2EvictLast);
+                                     keys.row, keys.batch, ptx::kL2EvictLast);
                 }
                 ring.advance();
             }
@@ -277,12 +298,15 @@ __device__ __forceinline__ void load_queries_and_rope(const PrefillArgs& args, S
         }
         ptx::tma_load_4d(dst + 2 * kBlockRows * 128, &args.map_q_rope, q_full, args.rope_column, row, tile.head,
                          tile.q_batch, ptx::kL2EvictFirst);
+        KeyBlock next = key_block(args, tile, 0);
         for (int block = 0; block < tile.num_blocks; ++block) {
+            const KeyBlock keys = next;
+            next = key_block(args, tile, block + 1);
             ptx::mbarrier_wait(ptx::smem_addr(&smem.kv_empty[kv.stage]), kv.phase);
             const uint32_t full = ptx::smem_addr(&smem.kv_full[kv.stage]);
             ptx::mbarrier_arrive_expect_tx(full, kChunkBytes * kCluster);  // rope, and three chunks from the peers
             ptx::tma_load_3d(ptx::smem_addr(smem.kv[kv.stage]) + kRopeChunk * kChunkBytes, &args.map_k_rope, full,
-                             args.rope_column, tile.k_row + block * kKeys, tile.k_batch, ptx::kL2EvictLast);
+                             args.rope_column, keys.row, keys.batch, ptx::kL2EvictLast);
             kv.advance();
         }
     }
