@@ -1,4 +1,4 @@
-// 64 rows x 64 columns of one head a block: four warps of 32 x 32, 32-deep steps, two stages of cp.async.
+// 64 rows x 64 columns of one head a block: four warps of 32 x 32, 32-deep steps, four stages of cp.async.
 #include "head_product_sm80.h"
 
 #include <cuda_runtime.h>
@@ -15,6 +15,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kTile = 64;
 constexpr int kDepth = 32;
+constexpr int kStages = 4;
 constexpr int kPitchDepth = kDepth + 8;  // halves; pitches of 80 and 144 bytes are conflict-free for ldmatrix
 constexpr int kPitchTile = kTile + 8;
 
@@ -57,8 +58,8 @@ __device__ __forceinline__ Row find_row(const HeadProduct& p, int row) {
 template <typename T, bool kBIsNk>
 __global__ void __launch_bounds__(kThreads, 4)
     mla_head_product_sm80_kernel(const HeadProduct p, int row_tiles, int column_tiles) {
-    __shared__ alignas(16) uint16_t a_smem[2][kTile * kPitchDepth];
-    __shared__ alignas(16) uint16_t b_smem[2][kBIsNk ? kTile * kPitchDepth : kDepth * kPitchTile];
+    __shared__ alignas(16) uint16_t a_smem[kStages][kTile * kPitchDepth];
+    __shared__ alignas(16) uint16_t b_smem[kStages][kBIsNk ? kTile * kPitchDepth : kDepth * kPitchTile];
     const int tid = static_cast<int>(threadIdx.x);
     const int lane = tid % 32;
     const int warp = tid / 32;
@@ -78,8 +79,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     const auto copy = [&](int step) {
         const int k0 = step * kDepth;
-        const uint32_t a_addr = static_cast<uint32_t>(__cvta_generic_to_shared(a_smem[step % 2]));
-        const uint32_t b_addr = static_cast<uint32_t>(__cvta_generic_to_shared(b_smem[step % 2]));
+        const uint32_t a_addr = static_cast<uint32_t>(__cvta_generic_to_shared(a_smem[step % kStages]));
+        const uint32_t b_addr = static_cast<uint32_t>(__cvta_generic_to_shared(b_smem[step % kStages]));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int k = k0 + 8 * (tid % 4);
@@ -105,15 +106,17 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int warp_row = 32 * (warp / 2);
     const int warp_column = 32 * (warp % 2);
     const int steps = (p.k + kDepth - 1) / kDepth;
-    copy(0);
+    // Steps beyond the last copy nothing: their k is too large.
+#pragma unroll
+    for (int step = 0; step < kStages - 1; ++step) {
+        copy(step);
+    }
     for (int step = 0; step < steps; ++step) {
-        ptx::cp_async_wait<0>();
+        ptx::cp_async_wait<kStages - 2>();
         __syncthreads();
-        if (step + 1 < steps) {
-            copy(step + 1);
-        }
-        const uint16_t* const a = a_smem[step % 2];
-        const uint16_t* const b = b_smem[step % 2];
+        copy(step + kStages - 1);
+        const uint16_t* const a = a_smem[step % kStages];
+        const uint16_t* const b = b_smem[step % kStages];
 #pragma unroll
         for (int kk = 0; kk < kDepth; kk += 16) {
             uint32_t af[2][4];
@@ -140,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                 }
             }
         }
-        // The stage just read is written again two steps on, after the next barrier.
+        // The stage just read is written again in the next step, after its barrier.
     }
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
