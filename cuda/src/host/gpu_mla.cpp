@@ -1,6 +1,7 @@
 // MLA on CUDA: validated params -> kernel params -> selection -> launch. Automatic selection takes the Hopper kernel where it
 // can run the params; the portable kernels run everything.
 #include "host/gpu_common.h"
+#include "mla/decode_rows_sm90.h"
 #include "mla/decode_sm80.h"
 #include "mla/decode_sm90.h"
 #include "mla/prefill_sm80.h"
@@ -180,6 +181,8 @@ constexpr Path<mla::MlaDecodeParams> kDecodeSm80{mla::mla_decode_sm80_kernel_nam
                                                  mla::launch_mla_decode_sm80};
 constexpr Path<mla::MlaDecodeParams> kDecodeSm90{mla::mla_decode_sm90_kernel_name, mla::mla_decode_sm90_workspace,
                                                  mla::launch_mla_decode_sm90};
+constexpr Path<mla::MlaDecodeParams> kDecodeRowsSm90{mla::mla_decode_rows_sm90_kernel_name,
+                                                     mla::mla_decode_rows_sm90_workspace, mla::launch_mla_decode_rows_sm90};
 constexpr Path<mla::MlaPrefillParams> kPrefillSm80{mla::mla_prefill_sm80_kernel_name, mla::mla_prefill_sm80_workspace,
                                                    mla::launch_mla_prefill_sm80};
 constexpr Path<mla::MlaPrefillParams> kPrefillSm90{mla::mla_prefill_sm90_kernel_name, mla::mla_prefill_sm90_workspace,
@@ -205,7 +208,9 @@ int32_t select(const char* operation, int32_t kernel, int32_t (*takes)(const Ker
 }
 
 int32_t select(int32_t kernel, const mla::MlaDecodeParams& d, const DeviceInfo& info, Path<mla::MlaDecodeParams>* path) {
-    return select("mla_decode", kernel, mla::select_mla_decode_sm90, d, info, kDecodeSm80, kDecodeSm90, path);
+    const bool rows = mla::select_mla_decode_rows_sm90(d) == FLARE_OK;
+    return select("mla_decode", kernel, rows ? mla::select_mla_decode_rows_sm90 : mla::select_mla_decode_sm90, d, info,
+                  kDecodeSm80, rows ? kDecodeRowsSm90 : kDecodeSm90, path);
 }
 
 int32_t select(int32_t kernel, const mla::MlaPrefillParams& d, const DeviceInfo& info, Path<mla::MlaPrefillParams>* path) {

@@ -81,64 +81,6 @@ Plan make_plan(const AbsorbedArgs& a) {
     return plan;
 }
 
-// q W_uk^T into the workspace, as fp16: scores are formed from it.
-int32_t absorb(const AbsorbedArgs& a, void* q_latent, cudaStream_t stream) {
-    HeadProduct p{};
-    p.a = a.q;
-    p.a_stride_b = a.q_stride_b;
-    p.a_stride_s = a.q_stride_s;
-    p.a_stride_h = a.q_stride_h;
-    p.b = a.w_uk;
-    p.b_stride_h = a.w_uk_stride_h;
-    p.b_stride_r = a.w_uk_stride_r;
-    p.b_is_nk = a.weight_layout == WeightLayout::kCD;
-    p.c = q_latent;
-    p.c_stride_h = a.d_c;
-    p.c_stride_s = int64_t{a.heads} * a.d_c;
-    p.c_stride_b = a.seqlen_q * p.c_stride_s;
-    p.dtype = a.dtype;
-    p.c_dtype = DType::kFp16;
-    p.heads = a.heads;
-    p.k = a.d_nope;
-    p.n = a.d_c;
-    p.batch = a.batch;
-    p.seqlen_q = a.seqlen_q;
-    p.index_is_64 = a.index_is_64;
-    p.cu_seqlens_q = a.cu_seqlens_q;
-    p.seqused_q = a.seqused_q;
-    p.total_q = a.total_q;
-    return launch_head_product_sm80(p, stream);
-}
-
-// out = L W_uv.
-int32_t unabsorb(const AbsorbedArgs& a, const void* out_latent, cudaStream_t stream) {
-    HeadProduct p{};
-    p.a = out_latent;
-    p.a_stride_h = a.d_c;
-    p.a_stride_s = int64_t{a.heads} * a.d_c;
-    p.a_stride_b = a.seqlen_q * p.a_stride_s;
-    p.b = a.w_uv;
-    p.b_stride_h = a.w_uv_stride_h;
-    p.b_stride_r = a.w_uv_stride_r;
-    p.b_is_nk = a.weight_layout == WeightLayout::kDC;
-    p.c = a.out;
-    p.c_stride_b = a.out_stride_b;
-    p.c_stride_s = a.out_stride_s;
-    p.c_stride_h = a.out_stride_h;
-    p.dtype = a.dtype;
-    p.c_dtype = a.out_dtype;
-    p.heads = a.heads;
-    p.k = a.d_c;
-    p.n = a.d_v;
-    p.batch = a.batch;
-    p.seqlen_q = a.seqlen_q;
-    p.index_is_64 = a.index_is_64;
-    p.cu_seqlens_q = a.cu_seqlens_q;
-    p.seqused_q = a.seqused_q;
-    p.total_q = a.total_q;
-    return launch_head_product_sm80(p, stream);
-}
-
 template <typename T, int kRows, bool kRow656>
 int32_t launch(const AbsorbedArgs& a, const AbsorbedTiles& tiles, unsigned grid, cudaStream_t stream) {
     const auto kernel = mla_absorbed_sm80_kernel<T, kRows, kRow656>;
@@ -171,6 +113,64 @@ bool multiple_of_8(std::initializer_list<int64_t> sizes) {
 }
 
 }  // namespace
+
+// q W_uk^T into the workspace, as fp16: scores are formed from it.
+int32_t launch_absorb(const AbsorbedArgs& a, void* q_latent, cudaStream_t stream) {
+    HeadProduct p{};
+    p.a = a.q;
+    p.a_stride_b = a.q_stride_b;
+    p.a_stride_s = a.q_stride_s;
+    p.a_stride_h = a.q_stride_h;
+    p.b = a.w_uk;
+    p.b_stride_h = a.w_uk_stride_h;
+    p.b_stride_r = a.w_uk_stride_r;
+    p.b_is_nk = a.weight_layout == WeightLayout::kCD;
+    p.c = q_latent;
+    p.c_stride_h = a.d_c;
+    p.c_stride_s = int64_t{a.heads} * a.d_c;
+    p.c_stride_b = a.seqlen_q * p.c_stride_s;
+    p.dtype = a.dtype;
+    p.c_dtype = DType::kFp16;
+    p.heads = a.heads;
+    p.k = a.d_nope;
+    p.n = a.d_c;
+    p.batch = a.batch;
+    p.seqlen_q = a.seqlen_q;
+    p.index_is_64 = a.index_is_64;
+    p.cu_seqlens_q = a.cu_seqlens_q;
+    p.seqused_q = a.seqused_q;
+    p.total_q = a.total_q;
+    return launch_head_product_sm80(p, stream);
+}
+
+// out = L W_uv.
+int32_t launch_unabsorb(const AbsorbedArgs& a, const void* out_latent, cudaStream_t stream) {
+    HeadProduct p{};
+    p.a = out_latent;
+    p.a_stride_h = a.d_c;
+    p.a_stride_s = int64_t{a.heads} * a.d_c;
+    p.a_stride_b = a.seqlen_q * p.a_stride_s;
+    p.b = a.w_uv;
+    p.b_stride_h = a.w_uv_stride_h;
+    p.b_stride_r = a.w_uv_stride_r;
+    p.b_is_nk = a.weight_layout == WeightLayout::kDC;
+    p.c = a.out;
+    p.c_stride_b = a.out_stride_b;
+    p.c_stride_s = a.out_stride_s;
+    p.c_stride_h = a.out_stride_h;
+    p.dtype = a.dtype;
+    p.c_dtype = a.out_dtype;
+    p.heads = a.heads;
+    p.k = a.d_c;
+    p.n = a.d_v;
+    p.batch = a.batch;
+    p.seqlen_q = a.seqlen_q;
+    p.index_is_64 = a.index_is_64;
+    p.cu_seqlens_q = a.cu_seqlens_q;
+    p.seqused_q = a.seqused_q;
+    p.total_q = a.total_q;
+    return launch_head_product_sm80(p, stream);
+}
 
 bool absorbed_mma_takes(const AbsorbedArgs& a) {
     if ((a.dtype != DType::kBf16 && a.dtype != DType::kFp16) || a.d_c > absorbed::kLatentCols || a.d_rope > 64) {
@@ -236,7 +236,7 @@ int32_t launch_absorbed_mma(const AbsorbedArgs& args, void* workspace, size_t by
     tiles.q_dtype = tiles.q_rope_dtype = a.dtype;
     if (a.w_uk != nullptr) {
         tiles.q_dtype = DType::kFp16;
-        if (const int32_t status = absorb(a, q_latent, stream)) {
+        if (const int32_t status = launch_absorb(a, q_latent, stream)) {
             return status;
         }
         a.q = q_latent;
@@ -261,7 +261,7 @@ int32_t launch_absorbed_mma(const AbsorbedArgs& args, void* workspace, size_t by
             return FLARE_ERROR_LAUNCH;
         }
     }
-    return a.w_uv != nullptr ? unabsorb(a, out_latent, stream) : FLARE_OK;
+    return a.w_uv != nullptr ? launch_unabsorb(a, out_latent, stream) : FLARE_OK;
 }
 
 }  // namespace flare::mla

@@ -75,6 +75,10 @@ const char* absorbed_mma_kernel_name(const AbsorbedArgs& args, bool prefill);
 size_t absorbed_mma_workspace(const AbsorbedArgs& args);
 int32_t launch_absorbed_mma(const AbsorbedArgs& args, void* workspace, size_t bytes, cudaStream_t stream);
 
+// q W_uk^T as fp16, whatever the inputs are, and out = L W_uv with L of dtype; both latents [token][head][d_c].
+int32_t launch_absorb(const AbsorbedArgs& args, void* q_latent, cudaStream_t stream);
+int32_t launch_unabsorb(const AbsorbedArgs& args, const void* out_latent, cudaStream_t stream);
+
 // Up-projecting prefill where a key serves enough rows of its head. Pure; needs no workspace.
 bool up_project_takes(const AbsorbedArgs& args, int shared_bytes);
 int32_t launch_up_project(const AbsorbedArgs& args, cudaStream_t stream);
