@@ -76,6 +76,29 @@ void test_kernels() {
     CHECK(plan_sm80(dense(1, 0, 4096, 32, 4, 128)).num_m == 0);
 }
 
+// Few visible keys a row: small tiles, so that little beyond them is computed.
+void test_narrow_windows() {
+    const auto rows_of_tile = [](FwdParams p, int32_t left, int32_t right) {
+        p.window_left = left;
+        p.window_right = right;
+        const Sm80Plan plan = plan_sm80(p);
+        return plan.kernel == Sm80Kernel::kTile ? plan.block_m : -1;
+    };
+    const FwdParams p = dense(1, 16384, 16384, 16, 16, 128);
+    CHECK(rows_of_tile(p, -1, -1) == 128);
+    CHECK(rows_of_tile(p, -1, 0) == 128);
+    CHECK(rows_of_tile(p, 4095, 0) == 128);
+    CHECK(rows_of_tile(p, 1023, 0) == 128);
+    CHECK(rows_of_tile(p, 511, 0) == 64);
+    CHECK(rows_of_tile(p, 256, 256) == 64);
+    CHECK(rows_of_tile(dense(16, 1024, 1024, 16, 16, 128), -1, 0) == 64);
+    const FwdParams narrow = dense(1, 16384, 16384, 32, 32, 64);
+    CHECK(rows_of_tile(narrow, -1, -1) == 128);
+    CHECK(rows_of_tile(narrow, 4095, 0) == 128);
+    CHECK(rows_of_tile(narrow, 1023, 0) == 64);
+    CHECK(rows_of_tile(dense(16, 1024, 1024, 32, 32, 64), -1, -1) == 64);
+}
+
 void test_splits() {
     // Few blocks: splits fill the device; many: none, or few.
     CHECK(plan_sm80(dense(1, 1, 131072, 32, 8, 128)).num_splits >= 16);
@@ -132,6 +155,7 @@ void test_choice_on_hopper() {
 
 int main() {
     test_kernels();
+    test_narrow_windows();
     test_splits();
     test_workspace();
     test_choice_on_hopper();

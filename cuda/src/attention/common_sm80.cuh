@@ -63,8 +63,6 @@ struct Sm80Tile {
     int first_key;
     int last_key;           // exclusive; keys from here on are never read
     int num_blocks;         // of kBlockN keys
-    int right_masked_from;  // blocks n >= this are cut by the mask on the right or the end
-    int left_masked_until;  // blocks n < this are cut by the mask on the left
 
     template <int kBlockM, int kBlockN>
     static __device__ __forceinline__ Sm80Tile make(const Sm80Args& args, int index) {
@@ -113,9 +111,6 @@ struct Sm80Tile {
             t.take_split(args);
         }
         t.num_blocks = t.last_key <= t.first_key ? 0 : (t.last_key - t.first_key + kBlockN - 1) / kBlockN;
-        // Of what the first row sees, and from where the last row sees.
-        t.right_masked_from = max(0, min(t.last_key, first_pos + p.window_right + 1) - t.first_key) / kBlockN;
-        t.left_masked_until = max(0, last_pos - p.window_left - t.first_key + kBlockN - 1) / kBlockN;
         return t;
     }
 
@@ -125,8 +120,6 @@ struct Sm80Tile {
         first_key = ptx::uniform(first_key);
         last_key = ptx::uniform(last_key);
         num_blocks = ptx::uniform(num_blocks);
-        right_masked_from = ptx::uniform(right_masked_from);
-        left_masked_until = ptx::uniform(left_masked_until);
     }
 
     __device__ __forceinline__ void take_split(const Sm80Args& args) {

@@ -15,7 +15,7 @@ struct Instance {
     Sm80Launch* launch;
 };
 
-#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, parts, warps, stages, blocks_per_sm) \
+#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, warps, stages, blocks_per_sm, most_keys) \
     {"attention_sm80_" #id "_" #block_m "x" #block_n, launch_sm80_##id},
 constexpr Instance kTiles[] = {
 #include "forward_sm80_configs.inc"

@@ -1,8 +1,6 @@
 // Selection, names and dispatch of the Hopper attention forward kernels.
 #include "forward_sm90.h"
 
-#include <algorithm>
-
 #include "flare.h"
 #include "launch_sm90_table.h"
 
@@ -31,17 +29,6 @@ constexpr Instance kInstances[] = {
 #include "forward_sm90_configs.inc"
 };
 #undef FLARE_ATTENTION_SM90
-
-// About: of a row that no end of the sequence cuts short, half of the keys on a side without a bound.
-int64_t mean_visible_keys(const FwdParams& p) {
-    const int64_t all = p.seqlen_k;
-    if (p.window_left < 0 && p.window_right < 0) {
-        return all;
-    }
-    const int64_t left = p.window_left < 0 ? all / 2 : p.window_left;
-    const int64_t right = p.window_right < 0 ? all / 2 : p.window_right;
-    return std::min(all, left + right + 1);
-}
 
 int find_instance(const FwdParams& p) {
     const Sm90Elements elements = p.dtype == DType::kFp8E4m3 ? Sm90Elements::kE4m3 : Sm90Elements::k16Bit;

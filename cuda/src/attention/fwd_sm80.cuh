@@ -3,14 +3,17 @@
 // Every warp owns 16 * kRowTiles query rows and all keys of a block: the softmax needs no other warp. Blocks of keys go from
 // the last to the first. One stage of K and V: V(n) is copied under S = Q K(n)^T, K(n - 1) under the softmax and O += P V(n);
 // two stages: block n - 1 is copied under all of block n, one barrier a block instead of two. Several blocks share an SM: one's
-// softmax runs under another's products. A block of keys may go through the softmax in parts, so that one part's softmax runs
-// under the products of the other.
+// softmax runs under another's products.
 //
 // Shared memory (bytes), element size 2, tiles in the format of tile/smem_layout.cuh, filled by cp.async, read by ldmatrix:
 //   q    kBlockM * D * 2      also the way out of O: each warp writes and reads its own rows
 //   k    kStages * kBlockN * D * 2
 //   v    kStages * kBlockN * Dv * 2
-//   loop 48: what the loop over blocks needs of the tile (LoopState), so that it doesn't occupy registers through the products
+//   loop 32 + 16 a warp: what the loop over blocks needs (LoopState, WarpKeys), so that it doesn't occupy registers through the
+//        products
+//
+// Masks go by warp: a block of keys that all rows of a warp see costs none; of one that a mask cuts, two stages allow the warp
+// to pass over every 32 keys that none of its rows sees (the barriers are outside of a warp's work on a block).
 //
 // Barriers: __syncthreads after each wait for copies (they become visible to the other threads; all have left the stage that is
 // filled next).
@@ -29,16 +32,14 @@
 namespace flare::attention {
 
 // kGeneral: padded head dimensions, pages, splits, softcap, ALiBi, any scale, several heads a tile, any output type.
-template <typename T_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kParts_, int kWarps_, int kStages_,
-          int kBlocksPerSm_, bool kGeneral_>
+template <typename T_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_, int kStages_, int kBlocksPerSm_,
+          bool kGeneral_>
 struct Sm80Config {
     using T = T_;
     static constexpr int kHeadDim = kHeadDim_;
     static constexpr int kHeadDimV = kHeadDimV_;
     static constexpr int kBlockM = kBlockM_;
     static constexpr int kBlockN = kBlockN_;
-    static constexpr int kParts = kParts_;
-    static constexpr int kPartN = kBlockN / kParts;  // keys that go through the softmax together
     static constexpr int kWarps = kWarps_;
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kStages = kStages_;
@@ -51,19 +52,21 @@ struct Sm80Config {
     static constexpr int kPieces = kSpan / 16;            // of 16 bytes in a span
     static constexpr int kCopyRows = kThreads / kPieces;  // rows of one span that all threads copy at once
     static constexpr int kStepsPerSpan = kSpan / 32;      // of 16 elements
-    // Of S = Q K^T. NOTE: with D = 128 the whole loop in one piece makes ptxas load fragments so early that it spills.
-    static constexpr int kUnrolledSteps = kHeadDim == 128 ? 4 : kHeadDim / 16;
+    // Of S = Q K^T. NOTE: two row tiles with D = 128 and the whole loop in one piece make ptxas load fragments so early that it
+    // spills (on sm_80).
+    static constexpr int kUnrolledSteps = kHeadDim == 128 && kRowTiles > 1 ? 4 : kHeadDim / 16;
     static constexpr int kBytesQ = kBlockM * kHeadDim * 2;
     static constexpr int kBytesK = kBlockN * kHeadDim * 2;
     static constexpr int kBytesV = kBlockN * kHeadDimV * 2;
     static constexpr int kOffsetK = kBytesQ;
     static constexpr int kOffsetV = kOffsetK + kStages * kBytesK;
     static constexpr int kOffsetLoop = kOffsetV + kStages * kBytesV;
-    static constexpr int kSmemBytes = kOffsetLoop + 48;
+    static constexpr int kSmemBytes = kOffsetLoop + 32 + 16 * kWarps;
+    // Keys that are masked, or passed over, together. (Warps of 16 rows see nearly the same, and gain nothing by less.)
+    static constexpr int kEdgeN = kStages == 2 && kRowTiles > 1 ? 32 : kBlockN;
 
     static_assert(kBlockM % (16 * kWarps) == 0, "warps share the rows evenly");
-    static_assert(kPartN % 16 == 0 && kPartN * kParts == kBlockN && kBlockN % kCopyRows == 0 && kBlockM % kCopyRows == 0,
-                  "copies are whole passes");
+    static_assert(kBlockN % kCopyRows == 0 && kBlockM % kCopyRows == 0, "copies are whole passes");
     static_assert(kCopyRows % 8 == 0, "the swizzle of a thread's piece is the same in all passes");
     static_assert(kHeadDim % (kSpan / 2) == 0 && kHeadDimV % (kSpan / 2) == 0, "head dimensions are whole spans");
     static_assert(kHeadDimV <= kHeadDim, "O leaves through the space of Q");
@@ -76,14 +79,23 @@ struct LoopState {
     const char* v;
     int first_key;
     int last_key;
-    int right_masked_from;
-    int left_masked_until;
+};
+
+// Which keys, counted from the tile's first, the rows of a warp see.
+struct WarpKeys {
+    int begin;  // any of them sees [begin, end)
+    int end;
+    int all_begin;  // and every one [all_begin, all_end)
+    int all_end;
+
+    __device__ __forceinline__ bool any(int key, int count) const { return key < end && key + count > begin; }
+    __device__ __forceinline__ bool all(int key, int count) const { return key >= all_begin && key + count <= all_end; }
 };
 
 template <class Cfg>
 struct Sm80Forward {
     using T = typename Cfg::T;
-    static constexpr int kScores = Cfg::kPartN / 2;  // of a 16-row tile, per thread
+    static constexpr int kScores = Cfg::kBlockN / 2;  // of a 16-row tile, per thread
     static constexpr int kOutputs = Cfg::kHeadDimV / 2;
     static constexpr int kRowTiles = Cfg::kRowTiles;
 
@@ -143,32 +155,59 @@ struct Sm80Forward {
         }
     }
 
-    __device__ __forceinline__ LoopState loop_state() const {
-        uint32_t bases[4];
-        uint32_t range[4];
-        ptx::ld_shared_v4(bases, smem + Cfg::kOffsetLoop);
-        ptx::ld_shared_v4(range, smem + Cfg::kOffsetLoop + 16);
-        return {reinterpret_cast<const char*>(uint64_t{bases[1]} << 32 | bases[0]),
-                reinterpret_cast<const char*>(uint64_t{bases[3]} << 32 | bases[2]),
-                static_cast<int>(range[0]),
-                static_cast<int>(range[1]),
-                static_cast<int>(range[2]),
-                static_cast<int>(range[3])};
+    __device__ __forceinline__ LoopState state() const {
+        if constexpr (Cfg::kGeneral) {
+            return {keys_k.base, keys_v.base, tile.first_key, tile.last_key};
+        } else {
+            uint32_t bases[4];
+            uint32_t range[4];
+            ptx::ld_shared_v4(bases, smem + Cfg::kOffsetLoop);
+            ptx::ld_shared_v4(range, smem + Cfg::kOffsetLoop + 16);
+            return {reinterpret_cast<const char*>(uint64_t{bases[1]} << 32 | bases[0]),
+                    reinterpret_cast<const char*>(uint64_t{bases[3]} << 32 | bases[2]), static_cast<int>(range[0]),
+                    static_cast<int>(range[1])};
+        }
     }
 
     // By one thread, before the first barrier.
-    __device__ __forceinline__ void store_loop_state() const {
+    __device__ __forceinline__ void store_state() const {
         const uint64_t k = reinterpret_cast<uint64_t>(keys_k.base);
         const uint64_t v = reinterpret_cast<uint64_t>(keys_v.base);
         const uint32_t words[2][4] = {
             {static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32), static_cast<uint32_t>(v),
              static_cast<uint32_t>(v >> 32)},
             {static_cast<uint32_t>(tile.first_key), static_cast<uint32_t>(tile.last_key),
-             static_cast<uint32_t>(tile.right_masked_from), static_cast<uint32_t>(tile.left_masked_until)}};
+             static_cast<uint32_t>(tile.row0 + tile.seqlen_k - tile.seqlen_q - tile.first_key), 0}};
         ptx::st_shared_v4(smem + Cfg::kOffsetLoop, words[0]);
         ptx::st_shared_v4(smem + Cfg::kOffsetLoop + 16, words[1]);
-        ptx::st_shared_b32(smem + Cfg::kOffsetLoop + 32,
-                           static_cast<uint32_t>(tile.row0 + tile.seqlen_k - tile.seqlen_q - tile.first_key));
+    }
+
+    __device__ __forceinline__ uint32_t warp_keys_addr() const {
+        return smem + Cfg::kOffsetLoop + 32 + warp_row / kRowTiles;  // 16 bytes a warp of 16 kRowTiles rows
+    }
+
+    __device__ __forceinline__ WarpKeys warp_keys() const {
+        uint32_t words[4];
+        ptx::ld_shared_v4(words, warp_keys_addr());
+        return {static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]), static_cast<int>(words[3])};
+    }
+
+    // By one thread of each warp, before the first barrier.
+    __device__ __forceinline__ void store_warp_keys() const {
+        const FwdParams& p = args.params;
+        const int count = min(16 * kRowTiles, tile.count - warp_row);
+        uint32_t words[4] = {0, 0, 0, 0};  // a warp without rows sees nothing
+        if (count > 0) {
+            const int shift = tile.seqlen_k - tile.seqlen_q - tile.first_key;
+            const int first = tile.token(args, tile.row0 + warp_row) + shift;
+            const int last = tile.token(args, tile.row0 + warp_row + count - 1) + shift;
+            const int end = tile.last_key - tile.first_key;
+            words[0] = static_cast<uint32_t>(first - p.window_left);
+            words[1] = static_cast<uint32_t>(min(end, last + p.window_right + 1));
+            words[2] = static_cast<uint32_t>(last - p.window_left);
+            words[3] = static_cast<uint32_t>(min(end, first + p.window_right + 1));
+        }
+        ptx::st_shared_v4(warp_keys_addr(), words);
     }
 
     template <int kDim>
@@ -186,14 +225,6 @@ struct Sm80Forward {
             } else {
                 copy_dense_keys<kDim, true>(dst, src, layout.row_bytes, valid);
             }
-        }
-    }
-
-    __device__ __forceinline__ LoopState state() const {
-        if constexpr (Cfg::kGeneral) {
-            return {keys_k.base, keys_v.base, tile.first_key, tile.last_key, tile.right_masked_from, tile.left_masked_until};
-        } else {
-            return loop_state();
         }
     }
 
@@ -230,13 +261,15 @@ struct Sm80Forward {
         return (lane_addr ^ (kk % Cfg::kStepsPerSpan * 32)) + (offset + kk / Cfg::kStepsPerSpan * kRows * Cfg::kSpan);
     }
 
-    __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kScores], int stage, int part) const {
+    // Scores of the kCount * 2 keys from `key` of a block on.
+    template <int kCount>
+    __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kCount], int stage, int key) const {
         const int q_rows = warp_row * Cfg::kSpan;
-        const int k_tile = Cfg::kOffsetK + stage * Cfg::kBytesK + part * Cfg::kPartN * Cfg::kSpan;
+        const int k_tile = Cfg::kOffsetK + stage * Cfg::kBytesK + key * Cfg::kSpan;
 #pragma unroll
         for (int mt = 0; mt < kRowTiles; ++mt) {
 #pragma unroll
-            for (int i = 0; i < kScores; ++i) {
+            for (int i = 0; i < kCount; ++i) {
                 s[mt][i] = 0.0f;
             }
         }
@@ -248,7 +281,7 @@ struct Sm80Forward {
                 ptx::ldmatrix_x4(a[mt], fragment_addr<Cfg::kBlockM>(mt * 16 * Cfg::kSpan, kk) + q_rows);
             }
 #pragma unroll
-            for (int nt = 0; nt < Cfg::kPartN / 16; ++nt) {
+            for (int nt = 0; nt < kCount / 8; ++nt) {
                 uint32_t b[4];
                 ptx::ldmatrix_x4(b, fragment_addr<Cfg::kBlockN>(k_tile + nt * 16 * Cfg::kSpan, kk));
 #pragma unroll
@@ -260,11 +293,12 @@ struct Sm80Forward {
         }
     }
 
-    __device__ __forceinline__ void multiply_values(float (&o)[kRowTiles][kOutputs], const float (&s)[kRowTiles][kScores],
-                                                    int stage, int part) const {
-        const int v_tile = Cfg::kOffsetV + stage * Cfg::kBytesV + part * Cfg::kPartN * Cfg::kSpan;
+    template <int kCount>
+    __device__ __forceinline__ void multiply_values(float (&o)[kRowTiles][kOutputs], const float (&s)[kRowTiles][kCount],
+                                                    int stage, int key) const {
+        const int v_tile = Cfg::kOffsetV + stage * Cfg::kBytesV + key * Cfg::kSpan;
 #pragma unroll
-        for (int kk = 0; kk < Cfg::kPartN / 16; ++kk) {
+        for (int kk = 0; kk < kCount / 8; ++kk) {
             uint32_t a[kRowTiles][4];
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
@@ -286,51 +320,53 @@ struct Sm80Forward {
         }
     }
 
-    // Scale that isn't positive, softcap, ALiBi, masks. The masks are needed at the edges only; all branches are uniform.
-    __device__ __forceinline__ void transform_scores(float (&s)[kRowTiles][kScores], int n, int part) const {
-        const FwdParams& p = args.params;
-        const int key0 = n * Cfg::kBlockN + part * Cfg::kPartN;
-        const LoopState range = state();
-        const bool cut_right = n >= range.right_masked_from;
-        const bool cut_left = n < range.left_masked_until;
+    // Scale that isn't positive, softcap, ALiBi. `key` is counted from the tile's first.
+    template <int kCount>
+    __device__ __forceinline__ void transform_scores(float (&s)[kRowTiles][kCount], int key) const {
         if constexpr (Cfg::kGeneral) {
             if (rule.softcap) {
 #pragma unroll
-                for (int i = 0; i < kRowTiles * kScores; ++i) {
-                    s[i / kScores][i % kScores] = tanh_exp(s[i / kScores][i % kScores] * rule.softcap_in);
+                for (int i = 0; i < kRowTiles * kCount; ++i) {
+                    s[i / kCount][i % kCount] = tanh_exp(s[i / kCount][i % kCount] * rule.softcap_in);
                 }
             } else if (rule.prescale != 1.0f) {
 #pragma unroll
-                for (int i = 0; i < kRowTiles * kScores; ++i) {
-                    s[i / kScores][i % kScores] *= rule.prescale;
+                for (int i = 0; i < kRowTiles * kCount; ++i) {
+                    s[i / kCount][i % kCount] *= rule.prescale;
                 }
             }
-            if (p.alibi_slopes != nullptr) {
+            if (args.params.alibi_slopes != nullptr) {
 #pragma unroll
                 for (int mt = 0; mt < kRowTiles; ++mt) {
 #pragma unroll
-                    for (int i = 0; i < kScores; ++i) {
-                        const int distance = key_of(0, mt, (i / 2) % 2) - key0 - (8 * (i / 4) + i % 2);
+                    for (int i = 0; i < kCount; ++i) {
+                        const int distance = key_of(0, mt, (i / 2) % 2) - key - (8 * (i / 4) + i % 2);
                         s[mt][i] -= slope[mt][(i / 2) % 2] * fabsf(static_cast<float>(distance));
                     }
                 }
             }
         }
-        if (cut_right) {
+    }
+
+    template <int kCount>
+    __device__ __forceinline__ void mask_scores(float (&s)[kRowTiles][kCount], const WarpKeys& keys, int key) const {
+        const FwdParams& p = args.params;
+        if (key + 2 * kCount > keys.all_end) {
+            const LoopState range = state();
             const int shift = row_shift();
             const int end = range.last_key - 1 - range.first_key - 2 * (lane() % 4);
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
-                const int hi[2] = {min(end, key_of(shift, mt, 0) + p.window_right) - key0,
-                                   min(end, key_of(shift, mt, 1) + p.window_right) - key0};
+                const int hi[2] = {min(end, key_of(shift, mt, 0) + p.window_right) - key,
+                                   min(end, key_of(shift, mt, 1) + p.window_right) - key};
                 mask_right(s[mt], hi);
             }
         }
-        if (cut_left) {
+        if (key < keys.all_begin) {
             const int shift = row_shift();
 #pragma unroll
             for (int mt = 0; mt < kRowTiles; ++mt) {
-                const int lo[2] = {key_of(shift, mt, 0) - p.window_left - key0, key_of(shift, mt, 1) - p.window_left - key0};
+                const int lo[2] = {key_of(shift, mt, 0) - p.window_left - key, key_of(shift, mt, 1) - p.window_left - key};
                 mask_left(s[mt], lo);
             }
         }
@@ -345,7 +381,7 @@ struct Sm80Forward {
     }
 
     __device__ __forceinline__ int row_shift() const {
-        return Cfg::kGeneral ? 0 : static_cast<int>(ptx::ld_shared_b32(smem + Cfg::kOffsetLoop + 32));
+        return Cfg::kGeneral ? 0 : static_cast<int>(ptx::ld_shared_b32(smem + Cfg::kOffsetLoop + 24));
     }
 
     __device__ __forceinline__ float unit() const { return Cfg::kGeneral ? rule.unit : args.unit; }
@@ -365,7 +401,10 @@ struct Sm80Forward {
                 }
             }
         } else if (thread() == 0) {
-            store_loop_state();
+            store_state();
+        }
+        if (lane() == 0) {
+            store_warp_keys();
         }
     }
 
@@ -451,8 +490,18 @@ struct Sm80Forward {
         }
     }
 
+    // Weights of scores and their part of O.
+    template <int kCount>
+    __device__ __forceinline__ void accumulate(float (&o)[kRowTiles][kOutputs], Softmax (&softmax)[kRowTiles],
+                                               float (&s)[kRowTiles][kCount], int stage, int key) const {
+#pragma unroll
+        for (int mt = 0; mt < kRowTiles; ++mt) {
+            softmax[mt].update_lazily(s[mt], o[mt], scale_log2());
+        }
+        multiply_values(o, s, stage, key);
+    }
+
     __device__ __forceinline__ void run() {
-        float s[Cfg::kParts][kRowTiles][kScores];
         float o[kRowTiles][kOutputs];
         Softmax softmax[kRowTiles];
 #pragma unroll
@@ -467,7 +516,7 @@ struct Sm80Forward {
         const int last = tile.num_blocks - 1;
         if (last >= 0) {  // NOTE: else there is no barrier between a copy of Q and the output, which takes its place
             copy_q();
-            const LoopState first{keys_k.base, keys_v.base, tile.first_key, tile.last_key, 0, 0};
+            const LoopState first{keys_k.base, keys_v.base, tile.first_key, tile.last_key};
             copy_k(first, last, 0);
             if constexpr (Cfg::kStages == 2) {
                 copy_v(first, last, 0);
@@ -488,26 +537,38 @@ struct Sm80Forward {
                 copy_v(state(), n, 0);
             }
             ptx::cp_async_commit();
-#pragma unroll
-            for (int part = 0; part < Cfg::kParts; ++part) {
-                multiply_scores(s[part], stage, part);
-            }
-            if constexpr (Cfg::kStages == 1) {
+            const int key0 = n * Cfg::kBlockN;
+            const WarpKeys keys = warp_keys();
+            if constexpr (Cfg::kStages == 2) {
+                if (keys.all(key0, Cfg::kBlockN)) {
+                    float s[kRowTiles][kScores];
+                    multiply_scores(s, stage, 0);
+                    transform_scores(s, key0);
+                    accumulate(o, softmax, s, stage, 0);
+                } else {
+#pragma unroll 1
+                    for (int key = 0; key < Cfg::kBlockN; key += Cfg::kEdgeN) {
+                        if (keys.any(key0 + key, Cfg::kEdgeN)) {
+                            float s[kRowTiles][Cfg::kEdgeN / 2];
+                            multiply_scores(s, stage, key);
+                            transform_scores(s, key0 + key);
+                            mask_scores(s, keys, key0 + key);
+                            accumulate(o, softmax, s, stage, key);
+                        }
+                    }
+                }
+            } else {
+                float s[kRowTiles][kScores];
+                multiply_scores(s, stage, 0);
                 ptx::cp_async_wait<0>();
                 __syncthreads();
                 if (n > 0) {
                     copy_k(state(), n - 1, 0);
                 }
                 ptx::cp_async_commit();
-            }
-#pragma unroll
-            for (int part = 0; part < Cfg::kParts; ++part) {
-                transform_scores(s[part], n, part);
-#pragma unroll
-                for (int mt = 0; mt < kRowTiles; ++mt) {
-                    softmax[mt].update_lazily(s[part][mt], o[mt], scale_log2());
-                }
-                multiply_values(o, s[part], stage, part);
+                transform_scores(s, key0);
+                mask_scores(s, keys, key0);
+                accumulate(o, softmax, s, stage, 0);
             }
             stage = Cfg::kStages == 2 ? stage ^ 1 : 0;
         }

@@ -12,7 +12,8 @@ namespace flare::attention {
 struct Sm80Args;
 using Sm80Launch = cudaError_t(const Sm80Args& args, int64_t num_tiles, cudaStream_t stream);
 
-#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, parts, warps, stages, blocks_per_sm) Sm80Launch launch_sm80_##id;
+#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, warps, stages, blocks_per_sm, most_keys) \
+    Sm80Launch launch_sm80_##id;
 #include "forward_sm80_configs.inc"
 #undef FLARE_ATTENTION_SM80
 

@@ -3,6 +3,7 @@
 //   s = scale q k^T;  s = softcap tanh(s / softcap);  s -= slope |i + off - j|;  o = softmax(s) v,  off = seqlen_k - seqlen_q.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace flare::attention {
@@ -80,6 +81,17 @@ struct FwdParams {
 
 inline bool has_device_lengths(const FwdParams& p) {
     return p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.seqused_q != nullptr || p.seqused_k != nullptr;
+}
+
+// About: of a row that no end of the sequence cuts short, half of the keys on a side without a bound.
+inline int64_t mean_visible_keys(const FwdParams& p) {
+    const int64_t all = p.seqlen_k;
+    if (p.window_left < 0 && p.window_right < 0) {
+        return all;
+    }
+    const int64_t left = p.window_left < 0 ? all / 2 : p.window_left;
+    const int64_t right = p.window_right < 0 ? all / 2 : p.window_right;
+    return std::min(all, left + right + 1);
 }
 
 }  // namespace flare::attention

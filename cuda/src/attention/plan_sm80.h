@@ -25,9 +25,11 @@ struct Sm80TileShape {
     int32_t head_dim_v;
     int32_t block_m;
     int32_t block_n;
+    int32_t most_keys;  // that a row may see on average; 0 = any
 };
 
-#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, parts, warps, stages, blocks_per_sm) {d, dv, block_m, block_n},
+#define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, warps, stages, blocks_per_sm, most_keys) \
+    {d, dv, block_m, block_n, most_keys},
 inline constexpr Sm80TileShape kSm80Tiles[] = {
 #include "forward_sm80_configs.inc"
 };
@@ -145,7 +147,9 @@ inline int32_t find_sm80_tile(const FwdParams& p) {
         return -1;
     }
     for (int32_t i = 0; i < kNumSm80Tiles; ++i) {
-        if (kSm80Tiles[i].head_dim == p.head_dim && kSm80Tiles[i].head_dim_v == p.head_dim_v) {
+        const Sm80TileShape& tile = kSm80Tiles[i];
+        if (tile.head_dim == p.head_dim && tile.head_dim_v == p.head_dim_v &&
+            (tile.most_keys == 0 || mean_visible_keys(p) <= tile.most_keys)) {
             return i;
         }
     }

@@ -31,51 +31,30 @@ struct OnlineSoftmax {
         float base[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float even = row_max[r];
-            float odd = s[2 * r + 1];
-            even = fmaxf(even, s[2 * r]);
-#pragma unroll
-            for (int i = 4; i < kCount; i += 4) {
-                even = fmaxf(even, s[i + 2 * r]);
-                odd = fmaxf(odd, s[i + 2 * r + 1]);
-            }
-            float new_max = tile::quad_max(fmaxf(even, odd));
+            float new_max = highest(s, r);
             if constexpr (kSlackQuarters > 0) {
                 // Both -inf: NaN, which compares false.
                 new_max = (new_max - row_max[r]) * scale_log2 > kSlack ? new_max : row_max[r];
             }
-            // A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
-            base[r] = new_max == -INFINITY ? 0.0f : new_max * scale_log2;
+            base[r] = base_of(new_max, scale_log2);
             alpha[r] = ptx::exp2_approx(row_max[r] * scale_log2 - base[r]);
             base[r] -= kOffset;
             row_max[r] = new_max;
             row_sum[r] *= alpha[r];
         }
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
-            row_sum[(i / 2) % 2] += s[i];
-        }
+        weigh(s, base, scale_log2);
     }
 
-    // The same for a single warp's m16 rows, and o with it. A row's maximum is raised, and its output rescaled, only when it has
-    // grown by more than a factor of 2^8: weights stay below that, sums and products keep their relative precision, and after the
-    // first blocks hardly any warp has to rescale.
+    // The same for a single warp's m16 rows, and o with it. A row's maximum is raised, and its output rescaled, only when it
+    // has grown by more than a factor of 2^8: weights stay below that, sums and products keep their relative precision, and
+    // after the first blocks hardly any warp has to rescale.
     template <int kCount, int kOutputs>
     __device__ __forceinline__ void update_lazily(float (&s)[kCount], float (&o)[kOutputs], float scale_log2) {
         float new_max[2];
         bool grows[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float even = row_max[r];
-            float odd = s[2 * r + 1];
-            even = fmaxf(even, s[2 * r]);
-#pragma unroll
-            for (int i = 4; i < kCount; i += 4) {
-                even = fmaxf(even, s[i + 2 * r]);
-                odd = fmaxf(odd, s[i + 2 * r + 1]);
-            }
-            new_max[r] = tile::quad_max(fmaxf(even, odd));
+            new_max[r] = highest(s, r);
             grows[r] = (new_max[r] - row_max[r]) * scale_log2 > 8.0f;  // false where both are -inf
         }
         if (__any_sync(0xffffffffu, grows[0] || grows[1])) {
@@ -91,8 +70,32 @@ struct OnlineSoftmax {
                 o[i] *= alpha[(i / 2) % 2];
             }
         }
-        const float base[2] = {row_max[0] == -INFINITY ? 0.0f : row_max[0] * scale_log2,
-                               row_max[1] == -INFINITY ? 0.0f : row_max[1] * scale_log2};
+        const float base[2] = {base_of(row_max[0], scale_log2), base_of(row_max[1], scale_log2)};
+        weigh(s, base, scale_log2);
+    }
+
+    // Of what row r has seen, with s.
+    template <int kCount>
+    __device__ __forceinline__ float highest(const float (&s)[kCount], int r) const {
+        float even = row_max[r];
+        float odd = s[2 * r + 1];
+        even = fmaxf(even, s[2 * r]);
+#pragma unroll
+        for (int i = 4; i < kCount; i += 4) {
+            even = fmaxf(even, s[i + 2 * r]);
+            odd = fmaxf(odd, s[i + 2 * r + 1]);
+        }
+        return tile::quad_max(fmaxf(even, odd));
+    }
+
+    // What is subtracted. A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
+    static __device__ __forceinline__ float base_of(float max, float scale_log2) {
+        return max == -INFINITY ? 0.0f : max * scale_log2;
+    }
+
+    // s becomes the weights and joins the sums.
+    template <int kCount>
+    __device__ __forceinline__ void weigh(float (&s)[kCount], const float (&base)[2], float scale_log2) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
