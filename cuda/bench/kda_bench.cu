@@ -46,7 +46,7 @@ double median_ms(const F& launch, int repeats = 11) {
 void bench_forward(const char* name, const Case& c) {
     Inputs in(c);
     const KdaParams& p = in.p;
-    const size_t bytes = std::max(static_cast<size_t>(num_blocks(p)) * kBlockBytes, split_workspace(p));
+    const size_t bytes = std::max(kda_forward_sm80_workspace(p), split_workspace(p));
     Buffer workspace(bytes);
     uint8_t* const blocks = static_cast<uint8_t*>(workspace.data);
     const double whole = median_ms(
@@ -56,7 +56,7 @@ void bench_forward(const char* name, const Case& c) {
         fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, blocks, nullptr); }, 5);
         split = c.sequences() * c.heads_v <= 100 ? median_ms([&] { launch_split<__nv_bfloat16>(p, blocks, nullptr); }, 5) : 0.0;
     } else {
-        prepare = median_ms([&] { launch_prepare<__nv_bfloat16>(p, blocks, nullptr); }, 5);
+        prepare = median_ms([&] { launch_kda_prepare_sm80(p, blocks, nullptr); }, 5);
         recurrence = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
     }
     const double gigabytes = 1e-9 * (c.rows() * c.heads_v * 1282.0 + c.sequences() * c.heads_v * 131072.0);

@@ -49,7 +49,10 @@ int32_t launch_recurrence_sm80(const KdaParams& p, int32_t sm_count, const uint8
     if (error == cudaSuccess) {
         error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
-    const sm80::RecurrenceShared<T, kK> shared{recurrence_warps(p, sm_count)};
+    sm80::RecurrenceShared<T, kK> shared{recurrence_warps(p, sm_count)};
+    while (static_cast<int>(shared.bytes(2)) > most) {  // fp16 and K = 128 where a block gets 99 KiB
+        shared.warps /= 2;
+    }
     const int stages = static_cast<int>(shared.bytes(3)) <= most ? 3 : 2;
     const uint32_t bytes = shared.bytes(stages);
     if (error == cudaSuccess) {
@@ -72,6 +75,12 @@ int32_t launch_forward_sm80(const KdaParams& p, int32_t sm_count, uint8_t* works
         }
     }
     return launch_recurrence_sm80<T, kK>(p, sm_count, workspace, stream);
+}
+
+template <typename T>
+int32_t launch_prepare_sm80(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
+    return p.head_dim_k <= 64 ? launch_prepare_sm80<T, 64>(p, workspace, stream)
+                              : launch_prepare_sm80<T, 128>(p, workspace, stream);
 }
 
 template <typename T>
@@ -124,6 +133,12 @@ const char* kda_forward_sm80_name(const KdaParams& p) {
 size_t kda_forward_sm80_workspace(const KdaParams& p) {
     const size_t bytes = p.dtype == DType::kFp16 ? block_bytes<__half>(p) : block_bytes<__nv_bfloat16>(p);
     return p.seqlen > 0 ? static_cast<size_t>(num_slots(p)) * static_cast<size_t>(p.heads_v) * bytes : 0;
+}
+
+int32_t launch_kda_prepare_sm80(const KdaParams& p, void* workspace, cudaStream_t stream) {
+    uint8_t* const blocks = static_cast<uint8_t*>(workspace);
+    return p.dtype == DType::kBf16 ? launch_prepare_sm80<__nv_bfloat16>(p, blocks, stream)
+                                   : launch_prepare_sm80<__half>(p, blocks, stream);
 }
 
 int32_t launch_kda_forward_sm80(const KdaParams& p, int32_t sm_count, void* workspace, cudaStream_t stream) {

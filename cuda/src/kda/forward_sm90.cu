@@ -1,7 +1,6 @@
-// KDA forward on Hopper: prepare, then recurrence. Design and measurements: docs/kernels/kda.md.
+// KDA forward on Hopper: fused, split, or prepare and recurrence as two kernels. Design and measurements: docs/kernels/kda.md.
 #include "kda/fused_sm90.cuh"
 #include "kda/params.h"
-#include "kda/prepare_sm90.cuh"
 #include "kda/recurrence_sm90.cuh"
 #include "tile/tensor_map.h"
 
@@ -20,10 +19,6 @@ bool split_values(const KdaParams& p) {
     constexpr int64_t kSms = 132;
     const int64_t units = p.num_sequences * p.heads_v;
     return (2 * units + kSms - 1) / kSms * 74 <= (units + kSms - 1) / kSms * 119;
-}
-
-bool anchor_free_gate(const KdaParams& p) {
-    return p.gate == Gate::kBounded && p.lower_bound >= kAnchorFreeBound;
 }
 
 // The fused kernels: 16-bit gates of type bf16, bounded where the exponent of bf16 allows it.
@@ -149,7 +144,7 @@ int32_t launch_split(const KdaParams& p, uint8_t* workspace, cudaStream_t stream
 
 template <typename T, int kGroups>
 int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStream_t stream) {
-    using Config = RecurrenceConfig<kGroups>;
+    using Config = RecurrenceConfig<T, kGroups>;
     const auto kernel = kda_recurrence_sm90_kernel<T, kGroups>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                    static_cast<int>(Config::kSharedBytes));
@@ -162,24 +157,9 @@ int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStre
 }
 
 template <typename T>
-int32_t launch_prepare(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
-    const auto kernel = anchor_free_gate(p) ? kda_prepare_sm90_kernel<T, true> : kda_prepare_sm90_kernel<T, false>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepareShared));
-    if (error != cudaSuccess) {
-        return error;
-    }
-    const int64_t tasks = num_slots(p) * p.heads_v;
-    kernel<<<static_cast<unsigned>((tasks + kPreparePairs - 1) / kPreparePairs), kPrepareThreads, sizeof(PrepareShared),
-             stream>>>(p, workspace);
-    return cudaPeekAtLastError();
-}
-
-template <typename T>
 int32_t launch(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
-    if (num_slots(p) > 0 && p.seqlen > 0) {
-        const int32_t error = launch_prepare<T>(p, workspace, stream);
-        if (error != cudaSuccess) {
+    if (p.seqlen > 0) {
+        if (const int32_t error = launch_kda_prepare_sm80(p, workspace, stream)) {
             return error;
         }
     }
@@ -226,7 +206,7 @@ size_t kda_forward_sm90_workspace(const KdaParams& p) {
     if (runs_fused(p)) {
         return splits_blocks(p) ? split_workspace(p) : fused_workspace(p);
     }
-    return p.seqlen > 0 ? static_cast<size_t>(num_slots(p)) * static_cast<size_t>(p.heads_v) * kBlockBytes : 0;
+    return kda_forward_sm80_workspace(p);
 }
 
 int32_t launch_kda_forward_sm90(const KdaParams& p, void* workspace, size_t bytes, cudaStream_t stream) {

@@ -1,7 +1,7 @@
 // Sizes, shared-memory map and work order of the fused KDA forward (fused_sm90.cuh).
 #pragma once
 
-#include "kda/chunk.cuh"
+#include "kda/slots.cuh"
 #include "pipe/ring.cuh"
 #include "ptx/ldst.cuh"
 

@@ -17,9 +17,9 @@
 // Input stages and values: written by TMA, read and overwritten by ordinary accesses; the same fence before they go back.
 #pragma once
 
+#include "kda/column_scale.cuh"
 #include "kda/fused_prepare_sm90.cuh"
 #include "ptx/tma.cuh"
-#include "tile/fragment.cuh"
 
 namespace flare::kda::fused {
 
@@ -98,57 +98,6 @@ __device__ __forceinline__ void store_state_tile(const float (&s)[64], const Kda
                 : store_state_as<StateLayout::kKV>(s, wide, p.head_dim_v, p.head_dim_k);
     }
 }
-
-// The products with U take it in fp16, three bits more than bf16 has: the sums of U over a long memory show its rounding.
-// Where a value column leaves fp16's range in a chunk, it is scaled by a power of two on both sides of the products, so that
-// results don't change.
-struct ColumnScale {
-    bool any;  // of the warp
-    float by[2];
-
-    __device__ __forceinline__ explicit ColumnScale(const float (&u)[16]) : by{1.0f, 1.0f} {
-        constexpr float kLargest = 32768.0f, kSmallest = 1.0f / 4096.0f;
-        float largest[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                largest[h] = fmaxf(largest[h], fmaxf(fabsf(u[4 * j + 2 * h]), fabsf(u[4 * j + 2 * h + 1])));
-            }
-        }
-        const auto outside = [&](float x) { return x > kLargest || (x < kSmallest && x > 0.0f); };
-        any = __any_sync(0xffffffffu, outside(largest[0]) || outside(largest[1])) != 0;
-        if (any) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float x = tile::quad_max(largest[h]);
-                if (outside(x)) {
-                    const int exponent = min(max((__float_as_int(x) >> 23) - 127, -100), 100);
-                    by[h] = power_of_two(-exponent);
-                }
-            }
-        }
-    }
-    template <int kCount>
-    __device__ __forceinline__ void apply(float (&x)[kCount]) const {
-        if (any) {
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) {
-                x[i] *= by[(i / 2) % 2];
-            }
-        }
-    }
-    template <int kCount>
-    __device__ __forceinline__ void undo(float (&x)[kCount]) const {
-        if (any) {
-            const float back[2] = {1.0f / by[0], 1.0f / by[1]};
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) {
-                x[i] *= back[(i / 2) % 2];
-            }
-        }
-    }
-};
 
 // One chunk: updates the state and writes the first `rows` rows of the output, from `out` on.
 template <typename T>

@@ -89,6 +89,8 @@ int32_t launch_kda_forward_sm80(const KdaParams& params, int32_t sm_count, void*
 size_t kda_forward_sm80_workspace(const KdaParams& params);
 const char* kda_forward_sm80_refusal(const KdaParams& params);
 const char* kda_forward_sm80_name(const KdaParams& params);
+// The first half of it: the operand blocks of chunk_sm80.cuh into the workspace. There are some: seqlen > 0.
+int32_t launch_kda_prepare_sm80(const KdaParams& params, void* workspace, cudaStream_t stream);
 
 // One or a few tokens per sequence on a pool of states (final_state; initial_state is read, and may be the same
 // memory). slots_per_sequence = 1: the state is read before the first and written after the last token. Otherwise it is

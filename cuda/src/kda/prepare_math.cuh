@@ -1,6 +1,5 @@
-// Arithmetic of the prepare kernels, portable and Hopper alike: decays of a row, the products of a 16-row block with no bound
-// on the gate and the cheaper way where it is bounded, and the triangular solve. The schedules are in prepare_sm80.cuh and
-// prepare_sm90.cuh.
+// Arithmetic of the prepare kernel (prepare_sm80.cuh): decays of a row, the products of a 16-row block with no bound on the
+// gate and the cheaper way where it is bounded, and the triangular solve.
 #pragma once
 
 #include "kda/slots.cuh"

@@ -40,6 +40,7 @@ struct PrepareShared {
         uint4 exchange[2][2][2][2][32];
         float total[2][2][32];  // [buffer][block][channel of the group]
         float norm_k[kChunk];
+        float norm_u[kChunk];   // norm_k / ck
         float scale_k[kChunk];  // ck
         float scale_q[kChunk];  // cq
         float beta[kChunk];
@@ -181,11 +182,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             const float nk = p.qk_l2norm != 0 ? rsqrtf(sum_k + kNormEpsilon) : 1.0f;
             const float nq = p.scale * (p.qk_l2norm != 0 ? rsqrtf(sum_q + kNormEpsilon) : 1.0f);
             sm.norm_k[rows[r]] = nk;
+            sm.norm_u[rows[r]] = __fdividef(nk, scale_k);
             sm.scale_k[rows[r]] = scale_k;
             sm.scale_q[rows[r]] = scale_q;
-            reinterpret_cast<float*>(out + Layout::kOffsetBeta)[rows[r]] = sm.beta[rows[r]];
             reinterpret_cast<float*>(out + Layout::kOffsetNormK)[rows[r]] = nk;
-            reinterpret_cast<float*>(out + Layout::kOffsetNormU)[rows[r]] = __fdividef(nk, scale_k);
             reinterpret_cast<float*>(out + Layout::kOffsetNormQ)[rows[r]] = __fdividef(nq, scale_q);
         }
     }
@@ -329,14 +329,14 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             ptx::st_global_v4(row + Layout::kOffsetQd, packed);
             scale_pack<__half>(packed, kf[r], suf[r]);
             ptx::st_global_v4(row + Layout::kOffsetKr, packed);
-            if constexpr (Layout::kKrTerms == 2) {
+            if constexpr (Layout::kTerms == 2) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float2 high = unpack2<__half>(packed[i]);
                     packed[i] = ptx::pack2<__half>(fmaf(kf[r][2 * i], suf[r][2 * i], -high.x),
                                                    fmaf(kf[r][2 * i + 1], suf[r][2 * i + 1], -high.y));
                 }
-                ptx::st_global_v4(row + Layout::kOffsetKrLow, packed);
+                ptx::st_global_v4(row + Layout::kOffsetKr + Layout::kTileBytes, packed);
             }
         }
     }
@@ -399,37 +399,48 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
     }
     ptx::named_barrier_sync(barrier, 64);
 
-    // X is rounded with error feedback along its rows: where neighbouring keys are nearly equal, sums of u over tokens
-    // telescope, and rounding errors that cancel in such sums are what keeps them exact.
     if (block == 0) {
         float x[kChunk];
         solve_column(x, matrices.l_transposed, lane);
-        T* const tile_x = reinterpret_cast<T*>(out + Layout::kOffsetX);
-        float error = 0.0f;
+        const uint32_t place = 8 * (lane / 8) + 4 * (lane % 2) + (lane % 8) / 2;
+        const float beta = sm.beta[lane];
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
-            const float exact = x[i] + error;
-            const T rounded = static_cast<T>(i >= lane ? exact : 0.0f);
-            error = i >= lane ? exact - static_cast<float>(rounded) : 0.0f;
-            tile_x[i * kChunk + (((lane / 8) ^ ((i / 2) % 4)) * 8) + lane % 8] = rounded;
+            const float exact = i >= lane ? x[i] * (sm.norm_u[i] * beta) : 0.0f;
+            const uint32_t rounded = ptx::convert_tf32(exact) & 0xffffe000u;
+            uint32_t* const at = reinterpret_cast<uint32_t*>(out + Layout::kOffsetX + i * 128) +
+                                 ((place / 4) ^ (i % 8)) * 4 + place % 4;
+            at[0] = rounded;
+            if constexpr (Layout::kTerms == 2) {
+                at[kChunk * kChunk] = ptx::convert_tf32(exact - __uint_as_float(rounded));
+            }
         }
     } else {
         uint4* const row = reinterpret_cast<uint4*>(out + Layout::kOffsetA + lane * 64);
         const float scale_q = sm.scale_q[lane];
 #pragma unroll
         for (int piece = 0; piece < 4; ++piece) {
-            uint32_t packed[4];
+            uint32_t packed[4], low[4];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int column = 8 * piece + 4 * half;
                 const float4 values = *reinterpret_cast<const float4*>(&matrices.a[lane][column]);
                 const float4 scale_k = *reinterpret_cast<const float4*>(&sm.scale_k[column]);
-                packed[2 * half] = ptx::pack2<__half>(column <= lane ? values.x * scale_q * scale_k.x : 0.0f,
-                                                      column + 1 <= lane ? values.y * scale_q * scale_k.y : 0.0f);
-                packed[2 * half + 1] = ptx::pack2<__half>(column + 2 <= lane ? values.z * scale_q * scale_k.z : 0.0f,
-                                                          column + 3 <= lane ? values.w * scale_q * scale_k.w : 0.0f);
+                const float exact[4] = {column <= lane ? values.x * scale_q * scale_k.x : 0.0f,
+                                        column + 1 <= lane ? values.y * scale_q * scale_k.y : 0.0f,
+                                        column + 2 <= lane ? values.z * scale_q * scale_k.z : 0.0f,
+                                        column + 3 <= lane ? values.w * scale_q * scale_k.w : 0.0f};
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    packed[2 * half + c] = ptx::pack2<__half>(exact[2 * c], exact[2 * c + 1]);
+                    const float2 high = unpack2<__half>(packed[2 * half + c]);
+                    low[2 * half + c] = ptx::pack2<__half>(exact[2 * c] - high.x, exact[2 * c + 1] - high.y);
+                }
             }
             row[piece ^ ((lane / 2) % 4)] = {packed[0], packed[1], packed[2], packed[3]};
+            if constexpr (Layout::kTerms == 2) {
+                row[Layout::kSquareBytes / 16 + (piece ^ ((lane / 2) % 4))] = {low[0], low[1], low[2], low[3]};
+            }
         }
     }
 }

@@ -4,11 +4,12 @@
 // comes from registers (an accumulator's layout is an A operand's), so the chain of products has no shared-memory round
 // trip:
 //   W^T = S^T Kd^T, O^T = S^T Qd^T        n = 32 tokens, k = K     A: S^T rounded to 16 bits, B: tiles Kd, Qd
-//   U^T = (beta (V - norm_k W))^T X^T     n = 32, k = 32           B: tile X; the left side as two 16-bit terms
+//   U^T = (V - norm_k W)^T X^T            n = 32, k = 32, tf32     B: tile X (fp16 inputs: two terms)
 //   O^T += U^T A^T                        n = 32, k = 32, fp16     B: tile A
-//   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr (and its second term), by transposing
-//                                                                  ldmatrix
-// From there on U stands for norm_u * U, because Kr and A hold unnormalised keys; out = norm_q * O.
+//   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr, by transposing ldmatrix
+// The last two with both sides as two terms where inputs are fp16. Of two terms against two the product of the small ones
+// is left out.
+// X has beta in its columns, and in its rows the norms of the keys as Kr and A hold them; out = norm_q * O.
 //
 // A ring of stages in shared memory, each the operand block and the value rows of a chunk, filled by cp.async one
 // chunk's time or more ahead; one __syncthreads a chunk says both that a stage has landed and that the one before it is
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     // Tile Kr, transposed: (tokens, channels) (0, 0), (8, 0), (0, 8), (8, 8).
     const uint32_t restored_lane = (8 * ((lane / 8) % 2) + l7) * 128;
     const uint32_t restored_swizzle = (lane / 16 ^ l7) * 16;
-    // Tiles X and A: (rows, columns) (0, 0), (0, 8), (8, 0), (8, 8).
+    // Tile A: (rows, columns) (0, 0), (0, 8), (8, 0), (8, 8).
     const uint32_t square_lane = row_nk * 64;
     const uint32_t square_swizzle = ((lane / 8) % 2 ^ l7 / 2) * 16;
     // Values, transposed: (tokens, columns) (0, 0), (0, 8), (8, 0), (8, 8).
@@ -260,9 +261,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
             s[j][3] *= d.y;
         }
 
-        // Rows past the end need no mask: their values, keys and beta are zeros. E = beta (V - norm_k W) goes in as two
-        // 16-bit terms: that costs two small products and takes a rounding out of U.
-        uint32_t e16[8], e16_low[8];
+        // Rows past the end need no mask: their values, keys and beta are zeros. E = V - norm_k W goes in as tf32:
+        // an accumulator's columns 2t and 2t + 1 are an A operand's t and t + 4, and X has its columns in that order.
+        uint32_t e[4][4];
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
             uint32_t value[4];
@@ -271,30 +272,25 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
             for (int i = 0; i < 4; ++i) {
                 const int jj = j + i / 2;
                 const int r = i % 2;
-                const float2 beta = ptx::ld_shared_f2(block + Layout::kOffsetBeta + 8 * t + 32 * jj);
                 const float2 norm_k = ptx::ld_shared_f2(block + Layout::kOffsetNormK + 8 * t + 32 * jj);
                 const float2 v = unpack2<T>(value[i]);
-                const float first = beta.x * fmaf(-norm_k.x, w[jj][2 * r], v.x);
-                const float second = beta.y * fmaf(-norm_k.y, w[jj][2 * r + 1], v.y);
-                e16[2 * jj + r] = ptx::pack2<T>(first, second);
-                const float2 high = unpack2<T>(e16[2 * jj + r]);
-                e16_low[2 * jj + r] = ptx::pack2<T>(first - high.x, second - high.y);
+                e[jj][r] = ptx::convert_tf32(fmaf(-norm_k.x, w[jj][2 * r], v.x));
+                e[jj][2 + r] = ptx::convert_tf32(fmaf(-norm_k.y, w[jj][2 * r + 1], v.y));
             }
         }
         float u[4][4] = {};
 #pragma unroll
-        for (int kb = 0; kb < 2; ++kb) {
-            const uint32_t a[4] = {e16[4 * kb], e16[4 * kb + 1], e16[4 * kb + 2], e16[4 * kb + 3]};
-            const uint32_t a_low[4] = {e16_low[4 * kb], e16_low[4 * kb + 1], e16_low[4 * kb + 2], e16_low[4 * kb + 3]};
+        for (int j = 0; j < 4; ++j) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                uint32_t b[4];
-                ptx::ldmatrix_x4(b,
-                                 block + Layout::kOffsetX + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
-                ptx::mma_m16n8k16<T>(u[2 * half], a, b[0], b[1]);
-                ptx::mma_m16n8k16<T>(u[2 * half + 1], a, b[2], b[3]);
-                ptx::mma_m16n8k16<T>(u[2 * half], a_low, b[0], b[1]);
-                ptx::mma_m16n8k16<T>(u[2 * half + 1], a_low, b[2], b[3]);
+            for (int kk = 0; kk < 4; kk += 2) {
+                const uint32_t at = block + Layout::kOffsetX + (8 * j + l7) * 128 + ((2 * kk + lane / 8) ^ l7) * 16;
+#pragma unroll
+                for (int term = 0; term < Layout::kTerms; ++term) {
+                    uint32_t b[4];
+                    ptx::ldmatrix_x4(b, at + term * 2 * Layout::kSquareBytes);
+                    ptx::mma_m16n8k8_tf32(u[j], e[kk], b[0], b[1]);
+                    ptx::mma_m16n8k8_tf32(u[j], e[kk + 1], b[2], b[3]);
+                }
             }
         }
         // U, and O += U A^T and S += U Kr, in fp16 for its three more bits: see chunk_sm80.cuh. Its range ends at
@@ -303,11 +299,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
         float largest[2] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float2 norm_u = ptx::ld_shared_f2(block + Layout::kOffsetNormU + 8 * t + 32 * j);
-            u[j][0] *= norm_u.x;
-            u[j][1] *= norm_u.y;
-            u[j][2] *= norm_u.x;
-            u[j][3] *= norm_u.y;
             largest[0] = fmaxf(largest[0], fmaxf(fabsf(u[j][0]), fabsf(u[j][1])));
             largest[1] = fmaxf(largest[1], fmaxf(fabsf(u[j][2]), fabsf(u[j][3])));
         }
@@ -324,28 +315,44 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
         }
 #pragma unroll
         for (int kb = 0; kb < 2; ++kb) {
-            const uint32_t a[4] = {ptx::pack2<__half>(u[2 * kb][0], u[2 * kb][1]),
-                                   ptx::pack2<__half>(u[2 * kb][2], u[2 * kb][3]),
-                                   ptx::pack2<__half>(u[2 * kb + 1][0], u[2 * kb + 1][1]),
-                                   ptx::pack2<__half>(u[2 * kb + 1][2], u[2 * kb + 1][3])};
+            uint32_t a[4], a_low[4];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                uint32_t b[4];
-                ptx::ldmatrix_x4(b,
-                                 block + Layout::kOffsetA + square_lane + half * 1024 + (square_swizzle ^ (32 * kb)));
-                ptx::mma_m16n8k16<__half>(o[2 * half], a, b[0], b[1]);
-                ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
+            for (int i = 0; i < 4; ++i) {
+                const float first = u[2 * kb + i / 2][2 * (i % 2)];
+                const float second = u[2 * kb + i / 2][2 * (i % 2) + 1];
+                a[i] = ptx::pack2<__half>(first, second);
+                const float2 high = unpack2<__half>(a[i]);
+                a_low[i] = ptx::pack2<__half>(first - high.x, second - high.y);  // unused with one term
             }
 #pragma unroll
-            for (int term = 0; term < Layout::kKrTerms; ++term) {
+            for (int half = 0; half < 2; ++half) {
+                const uint32_t at = block + Layout::kOffsetA + square_lane + half * 1024 + (square_swizzle ^ (32 * kb));
+                uint32_t b[4];
+                ptx::ldmatrix_x4(b, at);
+                ptx::mma_m16n8k16<__half>(o[2 * half], a, b[0], b[1]);
+                ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
+                if constexpr (Layout::kTerms == 2) {
+                    ptx::mma_m16n8k16<__half>(o[2 * half], a_low, b[0], b[1]);
+                    ptx::mma_m16n8k16<__half>(o[2 * half + 1], a_low, b[2], b[3]);
+                    ptx::ldmatrix_x4(b, at + Layout::kSquareBytes);
+                    ptx::mma_m16n8k16<__half>(o[2 * half], a, b[0], b[1]);
+                    ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
+                }
+            }
+#pragma unroll
+            for (int term = 0; term < Layout::kTerms; ++term) {
 #pragma unroll
                 for (int pair = 0; pair < kTiles / 2; ++pair) {
                     uint32_t b[4];
-                    ptx::ldmatrix_x4_trans(b, block + (term == 0 ? Layout::kOffsetKr : Layout::kOffsetKrLow) +
+                    ptx::ldmatrix_x4_trans(b, block + Layout::kOffsetKr + term * Layout::kTileBytes +
                                                   restored_lane + kb * 2048 + (pair / 4) * 4096 +
                                                   (restored_swizzle ^ (32 * (pair % 4))));
                     ptx::mma_m16n8k16<__half>(s[2 * pair], a, b[0], b[1]);
                     ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a, b[2], b[3]);
+                    if (Layout::kTerms == 2 && term == 0) {
+                        ptx::mma_m16n8k16<__half>(s[2 * pair], a_low, b[0], b[1]);
+                        ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a_low, b[2], b[3]);
+                    }
                 }
             }
         }

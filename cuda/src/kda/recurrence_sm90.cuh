@@ -2,18 +2,20 @@
 //
 // Transposed: S^T [V x K] is the accumulator, a warpgroup owns 64 value columns as the M of wgmma m64, and every A
 // operand comes from registers, so the chain of products has no shared-memory round trip:
-//   W^T = S^T Kd^T, O^T = S^T Qd^T        m64n32 k128    A: S^T rounded to 16 bits, B: tiles Kd, Qd, K-major
-//   U^T = (beta (V - norm_k W))^T X^T     m64n32 k32     B: tile X, K-major; the left side as two 16-bit terms
-//   O^T += U^T A^T                        m64n32 k32     B: tile A, K-major
-//   S^T = S^T diag(exp G_C) + U^T Kr      m64n128 k32    B: tile Kr, MN-major
-// From there on U stands for norm_k * U, because Kr and A hold unnormalised keys; out = norm_q * O.
+//   W^T = S^T Kd^T, O^T = S^T Qd^T        m64n32 k128          A: S^T rounded to 16 bits, B: tiles Kd, Qd, K-major
+//   U^T = (V - norm_k W)^T X^T            m64n32 k32, tf32     B: tile X, K-major (fp16 inputs: two terms)
+//   O^T += U^T A^T                        m64n32 k32, fp16     B: tile A, K-major
+//   S^T = S^T diag(exp G_C) + U^T Kr      m64n128 k32, fp16    B: tile Kr, MN-major
+// The last two with both sides as two terms where inputs are fp16. Of two terms against two the product of the small ones is
+// left out. X has beta in its columns, and in its rows the norms of the keys as Kr and A hold them: scaled by powers of two
+// only; out = norm_q * O. Operand blocks: chunk_sm80.cuh.
 //
 // Warps: kGroups = 1: a consumer and a producer warpgroup; kGroups = 2: two consumer warpgroups that fill the stages
 // themselves. Per stage, shared memory:
-//   operand block   29 696 B   written by one bulk copy, read by wgmma (async proxy) and by ordinary loads (decay,
-//   norms, beta) value rows      32 x (128 kGroups + 16) B, cp.async (a bulk copy per row costs more time than the
-//   whole block), read by ldmatrix;
-//                   the padding keeps that free of conflicts
+//   operand block   31 488 B   fp16 45 824; written by one bulk copy, read by wgmma (async proxy) and by ordinary loads
+//                              (decay, norms)
+//   value rows      32 x (128 kGroups + 16) B, cp.async (a bulk copy per row costs more time than the whole block), read by
+//                              ldmatrix; the padding keeps that free of conflicts
 // and per consumer warp 1 KB to transpose its 16 x 32 piece of the output.
 //
 // Barrier          count           arrives                                   waits
@@ -25,7 +27,8 @@
 // (__syncwarp).
 #pragma once
 
-#include "kda/chunk.cuh"
+#include "kda/chunk_sm80.cuh"
+#include "kda/column_scale.cuh"
 #include "pipe/ring.cuh"
 #include "ptx/ldst.cuh"
 #include "ptx/mbarrier.cuh"
@@ -36,30 +39,31 @@
 
 namespace flare::kda {
 
-template <int kGroups>
+inline constexpr int kDim = 128;  // K and V
+
+template <typename T, int kGroups>
 struct RecurrenceConfig {
+    using Layout = sm80::ChunkLayout<T, kDim>;
     static constexpr int kColumns = 64 * kGroups;  // value columns of a block
     static constexpr bool kHasProducer = kGroups == 1;
     static constexpr int kThreads =
         256;  // up to 255 registers without setmaxnreg, whose budget ptxas does not use here
     static constexpr int kFeeders = 128 * kGroups;
-    static constexpr int kStages = 5;
-    static constexpr uint32_t kStageBytes = 29696;
+    static constexpr int kStages = Layout::kTerms == 1 ? 5 : 4;
+    static constexpr uint32_t kStageBytes = (Layout::kBlockBytes + 1023) / 1024 * 1024;
     static constexpr uint32_t kValuePitch = 2 * kColumns + 16;
     static constexpr uint32_t kValueBytes = kChunk * kValuePitch;
     static constexpr uint32_t kOffsetValues = kStages * kStageBytes;
     static constexpr uint32_t kOffsetOutput = kOffsetValues + kStages * kValueBytes;
     static constexpr uint32_t kOffsetBarriers = kOffsetOutput + 4 * kGroups * 1024;
     static constexpr uint32_t kSharedBytes = kOffsetBarriers + 2 * kStages * 8 + 1024;  // + alignment of the base
-    static_assert(kStageBytes % 1024 == 0 && kStageBytes >= kBlockBytes,
-                  "a stage holds an operand block, swizzle-aligned");
     static_assert(kSharedBytes <= 232448, "227 KB of shared memory per block");
 };
 
 // Fills stages in order; every one of kFeeders threads (numbered `thread`) calls next() once per chunk.
 template <typename T, int kGroups>
 struct Feeder {
-    using Config = RecurrenceConfig<kGroups>;
+    using Config = RecurrenceConfig<T, kGroups>;
     const T* value;         // this thread's first 16-byte piece of the next chunk's values
     const uint8_t* source;  // the next operand block
     int64_t stride;         // of the values, between tokens
@@ -87,7 +91,7 @@ struct Feeder {
         const int piece = feeder % kPieces;
         value = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride +
                 head * p.v_stride.head + column0 + 8 * piece;
-        source = workspace + (head * num_slots(p) + seq.first_slot) * kBlockBytes;
+        source = workspace + (head * num_slots(p) + seq.first_slot) * Config::Layout::kBlockBytes;
         destination = smem + Config::kOffsetValues + row * Config::kValuePitch + 16 * piece;
     }
 
@@ -98,8 +102,8 @@ struct Feeder {
         const uint32_t bar = full + 8 * state.stage;
         ptx::mbarrier_wait(empty + 8 * state.stage, state.phase);
         if (thread == 0) {
-            ptx::mbarrier_arrive_expect_tx(bar, kBlockBytes);
-            ptx::bulk_load(smem + state.stage * Config::kStageBytes, source, kBlockBytes, bar);
+            ptx::mbarrier_arrive_expect_tx(bar, Config::Layout::kBlockBytes);
+            ptx::bulk_load(smem + state.stage * Config::kStageBytes, source, Config::Layout::kBlockBytes, bar);
         }
 #pragma unroll
         for (int pass = 0; pass < 2; ++pass) {
@@ -111,7 +115,7 @@ struct Feeder {
         }
         ptx::cp_async_mbarrier_arrive_noinc(bar);
         value += kChunk * stride;
-        source += kBlockBytes;
+        source += Config::Layout::kBlockBytes;
         remaining -= kChunk;
         state.advance();
     }
@@ -143,7 +147,8 @@ template <typename T, int kGroups>
 __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Sequence& seq, int64_t n, int64_t head,
                                                    int column0, uint32_t smem, uint32_t full, uint32_t empty,
                                                    Feeder<T, kGroups>& feeder) {
-    using Config = RecurrenceConfig<kGroups>;
+    using Config = RecurrenceConfig<T, kGroups>;
+    using Layout = typename Config::Layout;
     const int warp = static_cast<int>(ptx::uniform_warp_idx());
     const int lane = threadIdx.x % 32;
     const int g = lane / 4;
@@ -197,11 +202,11 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
     for (; remaining > 0; remaining -= kChunk) {
         const int length = min(kChunk, remaining);
         const uint32_t block = smem + state.stage * Config::kStageBytes;
-        const uint64_t desc_kd = tile::make_desc_k<tile::Swizzle::k128>(block + kOffsetKd);
-        const uint64_t desc_qd = tile::make_desc_k<tile::Swizzle::k128>(block + kOffsetQd);
-        const uint64_t desc_kr = tile::make_desc_mn<tile::Swizzle::k128>(block + kOffsetKr, kChunk);
-        const uint64_t desc_x = tile::make_desc_k<tile::Swizzle::k64>(block + kOffsetX);
-        const uint64_t desc_a = tile::make_desc_k<tile::Swizzle::k64>(block + kOffsetA);
+        const uint64_t desc_kd = tile::make_desc_k<tile::Swizzle::k128>(block + Layout::kOffsetKd);
+        const uint64_t desc_qd = tile::make_desc_k<tile::Swizzle::k128>(block + Layout::kOffsetQd);
+        const uint64_t desc_kr = tile::make_desc_mn<tile::Swizzle::k128>(block + Layout::kOffsetKr, kChunk);
+        const uint64_t desc_x = tile::make_desc_k<tile::Swizzle::k128>(block + Layout::kOffsetX);
+        const uint64_t desc_a = tile::make_desc_k<tile::Swizzle::k64>(block + Layout::kOffsetA);
 
         uint32_t s16[32];
 #pragma unroll
@@ -213,7 +218,7 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
         // While they run: decay the state, fetch the values.
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
-            const float2 d = ptx::ld_shared_f2(block + kOffsetDecay + 8 * t + 32 * j);
+            const float2 d = ptx::ld_shared_f2(block + Layout::kOffsetDecay + 8 * t + 32 * j);
             s[4 * j] *= d.x;
             s[4 * j + 1] *= d.y;
             s[4 * j + 2] *= d.x;
@@ -244,69 +249,90 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
             value[j + 1][0] = r[2];
             value[j + 1][1] = r[3];
         }
-        float2 norm_k[4], beta[4];
+        float2 norm_k[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            beta[j] = ptx::ld_shared_f2(block + kOffsetBeta + 8 * t + 32 * j);
-            norm_k[j] = ptx::ld_shared_f2(block + kOffsetNormK + 8 * t + 32 * j);
+            norm_k[j] = ptx::ld_shared_f2(block + Layout::kOffsetNormK + 8 * t + 32 * j);
         }
         ptx::wgmma_wait<1>();
         ptx::fence_registers(w);
-        // Rows past the end need no mask: their values, keys and beta are zeros.
-        // E = beta (V - norm_k W) goes in as two 16-bit terms: that costs two small products and takes a rounding out
-        // of U.
-        uint32_t e16[8], e16_low[8];
+        // Rows past the end need no mask: their values, keys and beta are zeros. E = V - norm_k W goes in as tf32:
+        // an accumulator's columns 2t and 2t + 1 are an A operand's t and t + 4, and X has its columns in that order.
+        uint32_t e[16];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const float2 v = unpack2<T>(value[j][r]);
-                const float first = beta[j].x * fmaf(-norm_k[j].x, w[4 * j + 2 * r], v.x);
-                const float second = beta[j].y * fmaf(-norm_k[j].y, w[4 * j + 2 * r + 1], v.y);
-                e16[2 * j + r] = ptx::pack2<T>(first, second);
-                const float2 high = unpack2<T>(e16[2 * j + r]);
-                e16_low[2 * j + r] = ptx::pack2<T>(first - high.x, second - high.y);
+                e[4 * j + r] = ptx::convert_tf32(fmaf(-norm_k[j].x, w[4 * j + 2 * r], v.x));
+                e[4 * j + 2 + r] = ptx::convert_tf32(fmaf(-norm_k[j].y, w[4 * j + 2 * r + 1], v.y));
             }
         }
         float u[16];
-        ptx::fence_registers(e16);
-        ptx::fence_registers(e16_low);
+        ptx::fence_registers(e);
         ptx::wgmma_fence();
-        ptx::wgmma_rs<T, 32>(u, e16[0], e16[1], e16[2], e16[3], desc_x, 0);
-        ptx::wgmma_rs<T, 32>(u, e16[4], e16[5], e16[6], e16[7], tile::advance_desc(desc_x, 32), 1);
-        ptx::wgmma_rs<T, 32>(u, e16_low[0], e16_low[1], e16_low[2], e16_low[3], desc_x, 1);
-        ptx::wgmma_rs<T, 32>(u, e16_low[4], e16_low[5], e16_low[6], e16_low[7], tile::advance_desc(desc_x, 32), 1);
+#pragma unroll
+        for (int term = 0; term < Layout::kTerms; ++term) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                ptx::wgmma_rs<float, 32>(u, e[4 * j], e[4 * j + 1], e[4 * j + 2], e[4 * j + 3],
+                                         tile::advance_desc(desc_x, term * 2 * Layout::kSquareBytes + 32 * j), term + j > 0);
+            }
+        }
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(u);
         ptx::fence_registers(o);
-        uint32_t u16[8];
+        const ColumnScale scale(u);
+        scale.apply(u);
+        scale.apply(o);
+        scale.apply(s);
+        uint32_t u16[8], u16_low[8];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                u16[2 * j + r] = ptx::pack2<T>(u[4 * j + 2 * r] * norm_k[j].x, u[4 * j + 2 * r + 1] * norm_k[j].y);
-            }
+        for (int i = 0; i < 8; ++i) {
+            u16[i] = ptx::pack2<__half>(u[2 * i], u[2 * i + 1]);
+            const float2 high = unpack2<__half>(u16[i]);
+            u16_low[i] = ptx::pack2<__half>(u[2 * i] - high.x, u[2 * i + 1] - high.y);
         }
         ptx::fence_registers(u16);
+        if constexpr (Layout::kTerms == 2) {
+            ptx::fence_registers(u16_low);
+        }
         ptx::fence_registers(s);
         ptx::wgmma_fence();
-        ptx::wgmma_rs<T, 32>(o, u16[0], u16[1], u16[2], u16[3], desc_a, 1);
-        ptx::wgmma_rs<T, 32>(o, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_a, 32), 1);
+        ptx::wgmma_rs<__half, 32>(o, u16[0], u16[1], u16[2], u16[3], desc_a, 1);
+        ptx::wgmma_rs<__half, 32>(o, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_a, 32), 1);
+        if constexpr (Layout::kTerms == 2) {
+            const uint64_t desc_a_low = tile::advance_desc(desc_a, Layout::kSquareBytes);
+            ptx::wgmma_rs<__half, 32>(o, u16_low[0], u16_low[1], u16_low[2], u16_low[3], desc_a, 1);
+            ptx::wgmma_rs<__half, 32>(o, u16_low[4], u16_low[5], u16_low[6], u16_low[7], tile::advance_desc(desc_a, 32),
+                                      1);
+            ptx::wgmma_rs<__half, 32>(o, u16[0], u16[1], u16[2], u16[3], desc_a_low, 1);
+            ptx::wgmma_rs<__half, 32>(o, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_a_low, 32), 1);
+        }
         ptx::wgmma_commit();
-        ptx::wgmma_rs<T, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr, 1);
-        ptx::wgmma_rs<T, 128, 1>(s, u16[4], u16[5], u16[6], u16[7],
-                                 tile::advance_desc(desc_kr, tile::step_mn<tile::Swizzle::k128>(1)), 1);
+        constexpr uint32_t kHalf = tile::step_mn<tile::Swizzle::k128>(1);
+        ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr, 1);
+        ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_kr, kHalf), 1);
+        if constexpr (Layout::kTerms == 2) {
+            const uint64_t desc_kr_low = tile::advance_desc(desc_kr, Layout::kTileBytes);
+            ptx::wgmma_rs<__half, 128, 1>(s, u16_low[0], u16_low[1], u16_low[2], u16_low[3], desc_kr, 1);
+            ptx::wgmma_rs<__half, 128, 1>(s, u16_low[4], u16_low[5], u16_low[6], u16_low[7],
+                                          tile::advance_desc(desc_kr, kHalf), 1);
+            ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr_low, 1);
+            ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_kr_low, kHalf), 1);
+        }
         ptx::wgmma_commit();
 
         // While the state is updated: write the output.
         float2 norm_q[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            norm_q[j] = ptx::ld_shared_f2(block + kOffsetNormQ + 8 * t + 32 * j);
+            norm_q[j] = ptx::ld_shared_f2(block + Layout::kOffsetNormQ + 8 * t + 32 * j);
         }
         ptx::wgmma_wait<1>();
         ptx::fence_registers(o);
+        scale.undo(o);
         __syncwarp();  // the previous chunk's piece has been read
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
@@ -334,6 +360,7 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
 
         ptx::wgmma_wait<0>();
         ptx::fence_registers(s);
+        scale.undo(s);
         if (lane == 0) {  // the __syncwarp above put this warp's loads from the stage before it
             ptx::mbarrier_arrive(empty + 8 * state.stage);
         }
@@ -361,10 +388,10 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
 }
 
 template <typename T, int kGroups>
-__global__ void __launch_bounds__(RecurrenceConfig<kGroups>::kThreads, 1)
+__global__ void __launch_bounds__(RecurrenceConfig<T, kGroups>::kThreads, 1)
     kda_recurrence_sm90_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using Config = RecurrenceConfig<kGroups>;
+    using Config = RecurrenceConfig<T, kGroups>;
     constexpr int kSplits = kDim / Config::kColumns;
     extern __shared__ uint8_t smem_raw[];
     const uint32_t smem = (ptx::smem_addr(smem_raw) + 1023) / 1024 * 1024;

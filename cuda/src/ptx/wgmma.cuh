@@ -1,10 +1,10 @@
-// wgmma: m64 x N x k16 (bf16, fp16) and m64 x N x k32 (e4m3) with fp32 accumulators, one instruction per function.
+// wgmma: m64 x N x k16 (bf16, fp16), k32 (e4m3) and k8 (tf32) with fp32 accumulators, one instruction per function.
 //
 //   wgmma_ss<T, N, kTransA, kTransB>(d, desc_a, desc_b, accumulate)    A and B from shared memory
 //   wgmma_rs<T, N, kTransB>(d, a, desc_b, accumulate)                  A from registers
 //
 // kTrans = 0 for a K-major operand, 1 for an MN-major one (16-bit types only). accumulate = 0 ignores the old d.
-// T is __nv_bfloat16, __half or __nv_fp8_e4m3. Rules: wgmma_fence() before the first wgmma that reads registers other
+// T is __nv_bfloat16, __half, __nv_fp8_e4m3 or, with A from registers, float for tf32. Rules: wgmma_fence() before the first wgmma that reads registers other
 // instructions wrote; nobody touches d, or a, before the wgmma_wait that covers them; wrap d (and a) in
 // fence_registers on both sides so that the compiler does not move uses across.
 #pragma once
@@ -95,6 +95,14 @@ struct WgmmaShape;
                 FLARE_WGMMA_RS_16BIT(N, "bf16", REGS, FLARE_WGMMA_ACC_##N, X0, X1, X2, X3, X4, X5, X6);        \
             } else if constexpr (std::is_same_v<T, __half>) {                                                  \
                 FLARE_WGMMA_RS_16BIT(N, "f16", REGS, FLARE_WGMMA_ACC_##N, X0, X1, X2, X3, X4, X5, X6);         \
+            } else if constexpr (std::is_same_v<T, float>) {                                                   \
+                static_assert(kTransB == 0, "tf32 operands are K-major");                                      \
+                asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " X5 ", 0;\n"                                   \
+                             "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 " REGS ", {" X0 ", " X1  \
+                             ", " X2 ", " X3 "}, " X4 ", p, 1, 1;\n}"                                          \
+                             : FLARE_WGMMA_ACC_##N                                                             \
+                             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(desc_b), "r"(accumulate)                \
+                             : "memory");                                                                      \
             } else {                                                                                           \
                 static_assert(std::is_same_v<T, __nv_fp8_e4m3> && kTransB == 0, "fp8 operands are K-major");   \
                 asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " X5 ", 0;\n"                                   \
