@@ -5,9 +5,13 @@
 #include "gpu_support.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <thread>
 
 using namespace gpu_test;
 
@@ -28,8 +32,10 @@ struct Case {
     int64_t state_pad = 0;
     double gate_mean = 0.0, gate_spread = 1.0, beta_mean = 0.0, beta_spread = 1.0;
     enum class Keys { kNormal, kSame, kTwoInTurn, kEveryThirdZero, kTinyAndLarge } keys = Keys::kNormal;
-    double collinear = 0.0;   // keys = one row per head + this much noise
-    double minus_1000 = 0.0;  // share of gates of -1000
+    double collinear = 0.0;     // keys = one row per head + this much noise
+    double minus_1000 = 0.0;    // share of gates of -1000
+    double alternating = 0.0;   // raw gates are this and minus this, channel by channel
+    double beta_at_end = 0.0;   // share of betas at -50, 0 or 50 before their activation
     int64_t nan_sequence = -1;
     double value_size = 1.0;
     // decode
@@ -37,6 +43,7 @@ struct Case {
     bool accepted = false, state_out = false;
     int32_t kernel = FLARE_KERNEL_PORTABLE;
     double bound = 0.0;  // 0: of the dtype
+    int32_t threads = 0;  // of the CPU backend
 
     int64_t sequences() const { return lengths.empty() ? batch : static_cast<int64_t>(lengths.size()); }
     int64_t rows() const {
@@ -117,7 +124,9 @@ struct Data {
                 for (int64_t h = 0; h < c.heads_v; ++h) {
                     for (int64_t i = 0; i < c.dim_k; ++i) {
                         double gate = c.gate_mean + c.gate_spread * normal();
-                        gate = c.gate == FLARE_GATE_LOG ? -std::fabs(gate) : gate;
+                        gate = c.alternating != 0.0     ? (i % 2 == 0 ? c.alternating : -c.alternating)
+                               : c.gate == FLARE_GATE_LOG ? -std::fabs(gate)
+                                                          : gate;
                         const double wild = c.gate == FLARE_GATE_SOFTPLUS ? 1000.0 : -1000.0;
                         g.data->set(g.at(b, t, h) + i,
                                     c.minus_1000 > 0 && integer(0, 999) < 1000 * c.minus_1000 ? wild : gate);
@@ -126,7 +135,9 @@ struct Data {
                         v.data->set(v.at(b, t, h) + i, c.value_size * normal());
                     }
                     for (int64_t i = 0; i < (c.per_channel != 0 ? c.dim_v : 1); ++i) {
-                        const double raw = c.beta_mean + c.beta_spread * normal();
+                        const bool at_end = c.beta_at_end > 0 && integer(0, 999) < 1000 * c.beta_at_end;
+                        const double raw =
+                            at_end ? static_cast<double>(pick({-50, 0, 50})) : c.beta_mean + c.beta_spread * normal();
                         beta.data->set(beta.at(b, t, h) + i,
                                        c.beta == FLARE_BETA_RAW ? 1.0 / (1.0 + std::exp(-raw)) : raw);
                     }
@@ -190,6 +201,7 @@ struct Data {
         p.head_dim_k = c.dim_k;
         p.head_dim_v = c.dim_v;
         p.num_sequences = c.sequences();
+        p.num_threads = c.threads;
         p.q_stride_b = q.stride_b, p.q_stride_t = q.stride_t, p.q_stride_h = q.stride_h;
         p.k_stride_b = k.stride_b, p.k_stride_t = k.stride_t, p.k_stride_h = k.stride_h;
         p.v_stride_b = v.stride_b, p.v_stride_t = v.stride_t, p.v_stride_h = v.stride_h;
@@ -243,13 +255,26 @@ double relative(const Mirror& x) {
     return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-double worst_share = 0.0;  // of a bound
+struct Worst {
+    double share = 0.0;  // of a bound
+    std::string what;
+    int64_t count = 0;
+};
+std::map<std::string, Worst> worst;  // by kernel and dtype
 
 void report_error(const std::string& what, const std::string& kernel, double error, double bound) {
     char text[160];
     std::snprintf(text, sizeof(text), "[%s] error %.2e, bound %.1e", kernel.c_str(), error, bound);
-    worst_share = std::max(worst_share, error / bound);
     report(error <= bound, what, text);
+    const std::lock_guard<std::mutex> lock(reporting);
+    Worst& entry = worst[kernel + (what.find(" fp16 ") != std::string::npos   ? " fp16"
+                                   : what.find(" fp32 ") != std::string::npos ? " fp32"
+                                                                              : " bf16")];
+    ++entry.count;
+    if (error / bound > entry.share) {
+        entry.share = error / bound;
+        entry.what = what;
+    }
 }
 
 // Runs on the GPU with the workspace that is asked for, poisoned. Returns the status.
@@ -366,7 +391,42 @@ bool expected_forward(const Case& c, const std::string& kernel) {
     return chunked ? starts("kda_forward_sm80_chunked") : kernel == "kda_forward_sm80_recurrent";
 }
 
+// ||x - y|| / ||x|| on the host, over what is finite in both.
+double distance(const Mirror& x, const Mirror& y) {
+    double error = 0.0;
+    double norm = 0.0;
+    for (int64_t i = 0; i < x.count; ++i) {
+        const double a = x.get(i);
+        const double b = y.get(i);
+        if (std::isfinite(a) && std::isfinite(b)) {
+            error += (a - b) * (a - b);
+            norm += a * a;
+        }
+    }
+    return error == 0.0 ? 0.0 : std::sqrt(error / norm);
+}
+
+// How far the answer moves with inputs that move by up to half an ulp: from the numbers that were rounded to the inputs of
+// `run` to these inputs, both on the CPU. `start`: the generator as it was before the inputs.
+double half_an_ulp(const Case& c, ForwardRun& run, const std::mt19937_64& start) {
+    random_bits = start;
+    Case wide_case = c;
+    wide_case.dtype = FLARE_FP32;
+    wide_case.gate_dtype = wide_case.beta_dtype = 0;
+    ForwardRun wide(wide_case);
+    wide.point(wide_case, FLARE_DEVICE_CPU);
+    wide.p.kernel = FLARE_KERNEL_AUTO;
+    const int32_t status = flare_kda_forward(&wide.p);
+    report(status == FLARE_OK, describe(wide_case), last_error());
+    double moved = distance(*wide.data.out.data, *run.data.out.data);
+    if (c.final || c.in_place) {
+        moved = std::max(moved, c.in_place ? distance(*wide.initial, *run.initial) : distance(*wide.final, *run.final));
+    }
+    return moved;
+}
+
 void test_forward(const Case& c) {
+    const std::mt19937_64 start = random_bits;
     ForwardRun run(c);
     const std::string what = "kda_forward " + describe(c);
     run.point(c, FLARE_DEVICE_CPU);
@@ -382,14 +442,21 @@ void test_forward(const Case& c) {
         return;
     }
     report(expected_forward(c, kernel), what, "runs " + kernel);
-    report_error(what, kernel, relative(*run.data.out.data), c.error_bound());
-    const double state_bound = std::max(c.error_bound(), c.final_dtype == FLARE_BF16 ? 5e-3 : 0.0);
+    const double error = relative(*run.data.out.data);
+    const double state_error = c.final || c.in_place ? relative(c.in_place ? *run.initial : *run.final) : 0.0;
+    const double checkpoint_error = c.checkpoint_interval > 0 ? relative(*run.checkpoints) : 0.0;
+    double bound = c.error_bound();
+    if (c.dtype == FLARE_BF16 && std::max({error, state_error, checkpoint_error}) > bound &&
+        half_an_ulp(c, run, start) > bound) {
+        bound = std::max(bound, 1.2e-2);  // the acceptance bound of nearly equal keys: no kernel could do much better
+    }
+    const auto state_bound = [&](int32_t dtype) { return std::max(bound, dtype == FLARE_BF16 ? 5e-3 : 0.0); };
+    report_error(what, kernel, error, bound);
     if (c.final || c.in_place) {
-        report_error(what + " state", kernel, relative(c.in_place ? *run.initial : *run.final), state_bound);
+        report_error(what + " state", kernel, state_error, state_bound(c.final_dtype));
     }
     if (c.checkpoint_interval > 0) {
-        report_error(what + " checkpoints", kernel, relative(*run.checkpoints),
-                     std::max(c.error_bound(), c.checkpoint_dtype == FLARE_BF16 ? 5e-3 : 0.0));
+        report_error(what + " checkpoints", kernel, checkpoint_error, state_bound(c.checkpoint_dtype));
     }
 }
 
@@ -515,6 +582,75 @@ Case random_forward() {
         c.in_place = true;
         c.final_dtype = c.initial_dtype;
     }
+    return c;
+}
+
+// Longer sequences of the sizes that the tuned kernels take, with keys and gates that add errors up: the same key again and
+// again, two in turn, hardly any decay, beta up to 2.
+Case random_long() {
+    Case c = random_case();
+    c.dtype = static_cast<int32_t>(pick({FLARE_BF16, FLARE_BF16, FLARE_FP16}));
+    c.dim_k = pick({128, 128, 128, 64, 64, 8 * integer(1, 16)});
+    c.dim_v = integer(0, 3) != 0 ? c.dim_k : pick({64, 128, 8 * integer(1, 24)});
+    c.heads_qk = integer(1, 2);
+    c.heads_v = c.heads_qk * integer(1, 2);
+    c.per_channel = 0;
+    c.beta_dtype = integer(0, 2) == 0 ? FLARE_FP32 : 0;
+    c.pad = pick({0, 0, 8});
+    c.state_pad = 0;
+    c.threads = 1;
+    c.kernel = integer(0, 3) == 0 ? FLARE_KERNEL_PORTABLE : FLARE_KERNEL_AUTO;
+    if (integer(0, 1) != 0) {
+        const int64_t n = integer(1, 4);
+        for (int64_t i = 0; i < n; ++i) {
+            c.lengths.push_back(pick({0, 1, 31, 33, integer(0, 100), integer(0, 300), integer(0, 2000)}));
+        }
+    } else {
+        c.batch = integer(1, 2);
+        c.tokens = pick({1, 33, 64, integer(1, 100), integer(1, 300), integer(1, 2000)});
+    }
+    c.initial = integer(0, 1) != 0;
+    c.initial_dtype = any_state();
+    c.final_dtype = any_state();
+    c.lower_bound = pick({-5, -5, -5, -1, -2, 0}) - 0x1p-10f;
+    c.lower_bound = c.lower_bound < -5.0f ? -5.0f : c.lower_bound;
+    c.minus_1000 = integer(0, 7) == 0 ? 0.15 : 0.0;
+    switch (integer(0, 5)) {
+        case 0:  // hardly any decay
+            c.gate_mean = c.gate == FLARE_GATE_LOG ? 0.0 : -8.0;
+            c.gate_spread = integer(0, 1) != 0 ? 0.0 : c.gate == FLARE_GATE_LOG ? 1e-3 : 1.0;
+            break;
+        case 1:
+            c.gate_mean = c.gate == FLARE_GATE_LOG ? 0.01 : -4.0;
+            c.gate_spread = c.gate == FLARE_GATE_LOG ? 0.01 : 1.0;
+            break;
+        case 2:
+            c.alternating = c.gate == FLARE_GATE_BOUNDED ? 50.0 : 0.0;
+            break;
+        default:
+            break;
+    }
+    switch (integer(0, 7)) {
+        case 0:
+            c.keys = Case::Keys::kSame;
+            break;
+        case 1:
+            c.keys = Case::Keys::kTwoInTurn;
+            break;
+        case 2:
+            c.keys = Case::Keys::kEveryThirdZero;
+            break;
+        case 3:
+            c.collinear = static_cast<double>(pick({1, 10, 50, 300})) * 1e-3;
+            break;
+        default:
+            break;
+    }
+    c.beta_at_end = integer(0, 1) != 0 ? 0.125 : 0.0;
+    c.value_size = integer(0, 5) == 0 ? static_cast<double>(pick({1, 10, 1000000})) * 1e-3 : 1.0;
+    // A 16-bit output has no digits for values that small.
+    c.value_size = c.dtype == FLARE_FP16 ? std::max(c.value_size, 1.0) : c.value_size;
+    c.name = "long";
     return c;
 }
 
@@ -753,13 +889,51 @@ void test_graph() {
     cudaFree(scratch);
 }
 
+// Random cases on all cores until the time is up; a case follows from its seed alone, which a miss prints. No seconds: the
+// one case of the seed.
+void test_random(int seconds, uint64_t seed) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+    const unsigned cores = seconds > 0 ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+    std::atomic<uint64_t> next{seed};
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < cores; ++i) {
+        threads.emplace_back([&] {
+            do {
+                const uint64_t own = next++;
+                random_bits.seed(own);
+                Case c = own % 4 == 0 ? random_forward() : random_long();
+                c.threads = 1;
+                c.name += ", seed " + std::to_string(own);
+                test_forward(c);
+            } while (std::chrono::steady_clock::now() < end);
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    std::printf("random cases from seed %llu to %llu\n", static_cast<unsigned long long>(seed),
+                static_cast<unsigned long long>(next - 1));
+}
+
 }  // namespace
 
 // gpu_kda_test [random cases of each operation, 250] [seed]; with a number the edge cases are left out.
+// gpu_kda_test random [seconds, 10] [seed, 1]: as many longer cases as the time allows, on all cores.
 int main(int argc, char** argv) {
     if (!has_device()) {
         std::printf("gpu_kda_test: skipped, no CUDA device here\n");
         return kSkipped;
+    }
+    const auto print_worst = [] {
+        for (const auto& [kernel, entry] : worst) {
+            std::printf("%5lld checks, largest share of a bound %.2f: %s: %s\n", static_cast<long long>(entry.count),
+                        entry.share, kernel.c_str(), entry.what.c_str());
+        }
+    };
+    if (argc > 1 && std::strcmp(argv[1], "random") == 0) {
+        test_random(argc > 2 ? std::atoi(argv[2]) : 10, argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
+        print_worst();
+        return finish("gpu_kda_test");
     }
     if (argc > 2) {
         random_bits.seed(static_cast<uint64_t>(std::atoll(argv[2])));
@@ -779,7 +953,7 @@ int main(int argc, char** argv) {
         }
         test_graph();
     }
-    std::printf("largest share of a bound: %.2f\n", worst_share);
+    print_worst();
     return finish("gpu_kda_test");
 }
 

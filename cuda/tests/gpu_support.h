@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,7 +23,8 @@ constexpr int kSkipped = 77;
 
 inline int failures = 0;
 inline int checks = 0;
-inline std::mt19937_64 random_bits(0x5EED);
+inline std::mutex reporting;  // of the counts, where threads report
+inline thread_local std::mt19937_64 random_bits(0x5EED);
 
 inline void check_cuda(cudaError_t error, const char* what) {
     if (error != cudaSuccess) {
@@ -178,6 +180,7 @@ inline std::string last_error() {
 }
 
 inline void report(bool ok, const std::string& what, const std::string& detail) {
+    const std::lock_guard<std::mutex> lock(reporting);
     ++checks;
     if (!ok) {
         ++failures;
