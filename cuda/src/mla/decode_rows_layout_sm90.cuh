@@ -100,13 +100,11 @@ struct SharedStorage {
     uint32_t present[S::kStages];  // bit j: key j of the tile exists
     uint64_t full[S::kStages];
     uint64_t empty[S::kStages];
-    uint64_t scores_full[S::kGroups];
-    uint64_t p_full[S::kGroups];
     Share share;
 };
 static_assert(sizeof(SharedStorage<1>) <= 232448 && sizeof(SharedStorage<2>) <= 232448, "shared memory of a Hopper block");
 
-enum NamedBarrier : uint32_t { kBarrierCompute = 1 };
+enum NamedBarrier : uint32_t { kBarrierCompute = 1, kBarrierGroup = 2 };  // and 3 to 5: one for each group
 
 }  // namespace rows
 }  // namespace flare::mla

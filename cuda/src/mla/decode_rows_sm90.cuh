@@ -13,18 +13,15 @@
 // the columns it meets. Nothing is rounded but Q (bf16 to fp16) and P.
 //
 // Warps: 0 to 3 load, 4 to 11 compute. Groups of 2 kTall warps take the key tiles by turns, and a warp has 1 / (2 kTall) of the
-// channels and of the columns of O. For each tile t of its group a warp does
-//     partial scores of the next tile | wait for P_t; hand the partial scores over, load P_t; signal
-//     O += P_t V_t, hand the tile back | wait for the others' partial scores; softmax of eight rows, P of the next tile; signal
-// so that both waits have products before them. The groups drift apart, so that one's products fill another's latencies; at
-// the end of a piece their results are merged.
+// channels and of the columns of O. For each tile of its group a warp does
+//     partial scores, handed over | barrier | softmax of eight rows, P | barrier | O += P V, hand the tile back
+// The groups drift apart, so that one's products fill another's latencies; at the end of a piece their results are merged.
 //
-// Barrier (mbarriers)   count              arrives                                            waits
-//     full[stages]      1 + tx             loading warp; the copies                           the group whose tile it is
-//     empty[stages]     warps of a group   after O += P V                                     loading warp
-//     scores_full       warps of a group   partial scores written, P of the tile before read  the group
-//     p_full            warps of a group   P written, partial scores read                     the group
-//     named 1           256                queries written; sums, slices of O written, read   all who compute
+// Barrier           count              arrives                                            waits
+//     full[stages]  1 + tx             loading warp; the copies                           the group whose tile it is
+//     empty[stages] warps of a group   after O += P V                                     loading warp
+//     named 1       256                queries written; sums, slices of O written, read   all who compute
+//     named 2-5     a group            partial scores written, P read; P written, partial scores read
 //
 // Buffer   written by          read by          ordering
 //     k    bulk copies         ldmatrix         mbarrier; back: arrive
@@ -185,8 +182,7 @@ struct Computer {
     int warp;  // 0 .. 7
     int lane;
 
-    uint32_t g0 = 0;    // tiles before this piece
-    uint32_t turn = 0;  // tiles of this group so far
+    uint32_t g0 = 0;  // tiles before this piece
 
     __device__ __forceinline__ int group() const { return warp / S::kGroupWarps; }
     __device__ __forceinline__ int member() const { return warp % S::kGroupWarps; }
@@ -361,11 +357,8 @@ struct Computer {
         }
     }
 
-    __device__ __forceinline__ void arrive(const uint64_t& bar) const {
-        __syncwarp();
-        if (lane == 0) {
-            ptx::mbarrier_arrive(ptx::smem_addr(&bar));
-        }
+    __device__ __forceinline__ void group_barrier() const {
+        ptx::named_barrier_sync(kBarrierGroup + group(), 32 * S::kGroupWarps);
     }
 
     // P of the warp's eight rows to shared memory, times the scales of the keys.
@@ -486,65 +479,39 @@ struct Computer {
         const int full_keys = args.causal ? piece.len - (span.num_tokens - 1) : piece.len;  // seen by every row
         ptx::named_barrier_sync(kBarrierCompute, 32 * kWarps);                              // queries are there
 
-        // Scores of a tile are formed before the P of the tile before meets its values, so that each of the two waits for the
-        // other warps of the group has products before it.
-        uint32_t stage = 0;
-        uint32_t tile = 0;
 #pragma unroll 1
-        for (int t = first + group() - S::kGroups; t < last; t += S::kGroups) {
-            const int next = t + S::kGroups;
-            const bool begun = t >= first;
-            const uint32_t g = g0 + (next - first);
-            const uint32_t next_stage = g % S::kStages;
-            const uint32_t next_tile = ptx::smem_addr(smem.k[next_stage]);
+        for (int t = first + group(); t < last; t += S::kGroups) {
+            const uint32_t g = g0 + (t - first);
+            const uint32_t stage = g % S::kStages;
+            const uint32_t tile = ptx::smem_addr(smem.k[stage]);
+            ptx::mbarrier_wait(ptx::smem_addr(&smem.full[stage]), g / S::kStages & 1);
             float s[kTall][4][4];
-            if (next < last) {
-                ptx::mbarrier_wait(ptx::smem_addr(&smem.full[next_stage]), g / S::kStages & 1);
-                scores(s, next_tile);
-            }
-            if (begun) {
-                ptx::mbarrier_wait(ptx::smem_addr(&smem.p_full[group()]), (turn & 1) ^ 1);
-            }
-            if (next < last) {
-                hand_over(s);  // the scores before have been read by all who wrote P
-            }
+            scores(s, tile);
+            hand_over(s);
+            group_barrier();  // also: P of the tile before has been read
+            softmax(top, sum, tile, smem.present[stage], t * kKeys, limit, full_keys);
+            group_barrier();  // also: the partial scores have been read
             uint32_t p[S::kScales][kTall][2][4];
-            float alpha[kTall][2];
-            if (begun) {
-                load_p(p);
+            load_p(p);
 #pragma unroll
-                for (int m = 0; m < kTall; ++m) {
-                    alpha[m][0] = smem.factor[group()][16 * m + lane / 4];
-                    alpha[m][1] = smem.factor[group()][16 * m + 8 + lane / 4];
-                }
-            }
-            if (next < last) {
-                arrive(smem.scores_full[group()]);  // also: P has been read
-            }
-            if (begun) {
+            for (int m = 0; m < kTall; ++m) {
+                const float alpha0 = smem.factor[group()][16 * m + lane / 4];
+                const float alpha1 = smem.factor[group()][16 * m + 8 + lane / 4];
+                if (__any_sync(0xffffffffu, alpha0 != 1.0f || alpha1 != 1.0f)) {
 #pragma unroll
-                for (int m = 0; m < kTall; ++m) {
-                    if (__any_sync(0xffffffffu, alpha[m][0] != 1.0f || alpha[m][1] != 1.0f)) {
-#pragma unroll
-                        for (int n = 0; n < S::kWarpCols / 8; ++n) {
-                            o[m][n][0] *= alpha[m][0];
-                            o[m][n][1] *= alpha[m][0];
-                            o[m][n][2] *= alpha[m][1];
-                            o[m][n][3] *= alpha[m][1];
-                        }
+                    for (int n = 0; n < S::kWarpCols / 8; ++n) {
+                        o[m][n][0] *= alpha0;
+                        o[m][n][1] *= alpha0;
+                        o[m][n][2] *= alpha1;
+                        o[m][n][3] *= alpha1;
                     }
                 }
-                values(o, p, tile);
-                arrive(smem.empty[stage]);
             }
-            if (next < last) {
-                ptx::mbarrier_wait(ptx::smem_addr(&smem.scores_full[group()]), turn & 1);
-                ++turn;
-                softmax(top, sum, next_tile, smem.present[next_stage], next * kKeys, limit, full_keys);
-                arrive(smem.p_full[group()]);
+            values(o, p, tile);
+            __syncwarp();
+            if (lane == 0) {
+                ptx::mbarrier_arrive(ptx::smem_addr(&smem.empty[stage]));
             }
-            stage = next_stage;
-            tile = next_tile;
         }
         g0 += last - first;
         finish(o, top, sum, piece, span, row_tile, part);
@@ -690,10 +657,6 @@ __global__ void __launch_bounds__(rows::kThreads, 1) mla_decode_rows_sm90_kernel
         for (int i = 0; i < S::kStages; ++i) {
             ptx::mbarrier_init(ptx::smem_addr(&smem.full[i]), 1);
             ptx::mbarrier_init(ptx::smem_addr(&smem.empty[i]), S::kGroupWarps);
-        }
-        for (int i = 0; i < S::kGroups; ++i) {
-            ptx::mbarrier_init(ptx::smem_addr(&smem.scores_full[i]), S::kGroupWarps);
-            ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[i]), S::kGroupWarps);
         }
         ptx::fence_mbarrier_init();
     }
