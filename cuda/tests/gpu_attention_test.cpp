@@ -1,33 +1,19 @@
 // Attention and the merge of partial results on CUDA against the CPU backend, through flare.h: every kernel by name, every
 // option, outputs poisoned first, unused memory filled with NaN, errors held to the bounds of the golden vectors. Without
-// arguments the whole grid; "small" a short one for compute-sanitizer; "random SECONDS SEED" random cases. Ends with status 77
-// (skipped) where there is no usable GPU.
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <chrono>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "cpu/convert.h"
-#include "flare.h"
-
+// arguments the whole grid, "grid I N" every N-th case of it from the I-th on (several processes share the work, most of which
+// is the CPU's); "small" a short one for compute-sanitizer; "random SECONDS SEED" random cases. Ends with status 77 (skipped)
+// where there is no usable GPU.
 #if defined(FLARE_HAVE_CUDA)
-#include <cuda_runtime_api.h>
+#include "gpu_support.h"
+
+#include <chrono>
+
+using namespace gpu_test;
 
 namespace {
 
-constexpr int kSkipped = 77;
-int failures = 0;
-int cases = 0;
-std::mt19937_64 random_bits(0x5EED);
-
 // Standard normal values, drawn from a table: a test makes hundreds of millions.
-double normal() {
+double quick_normal() {
     static const std::vector<double> table = [] {
         std::mt19937_64 bits(7);
         std::normal_distribution<double> distribution;
@@ -38,131 +24,6 @@ double normal() {
         return values;
     }();
     return table[random_bits() >> 46];
-}
-
-int64_t pick(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
-}
-
-void check_cuda(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) {
-        std::printf("FAIL %s: %s\n", what, cudaGetErrorString(error));
-        std::exit(1);
-    }
-}
-
-int64_t bytes_of(int32_t dtype) {
-    switch (dtype) {
-        case FLARE_FP32:
-        case FLARE_INT32:
-            return 4;
-        case FLARE_INT64:
-            return 8;
-        case FLARE_FP8_E4M3:
-            return 1;
-        default:
-            return 2;
-    }
-}
-
-const char* name_of(int32_t dtype) {
-    return dtype == FLARE_FP32 ? "fp32" : dtype == FLARE_FP16 ? "fp16" : dtype == FLARE_BF16 ? "bf16" : "fp8";
-}
-
-// A tensor or index array on both sides. Elements that nobody sets are NaN.
-class Tensor {
-  public:
-    Tensor(int32_t dtype, int64_t count) : dtype_(dtype), host_(static_cast<size_t>(count * bytes_of(dtype)), 0xff) {
-        check_cuda(cudaMalloc(&device_, host_.size() + 16), "cudaMalloc");
-        if (dtype == FLARE_BF16 || dtype == FLARE_FP16 || dtype == FLARE_FP8_E4M3) {
-            for (int64_t i = 0; i < count; ++i) {
-                set(i, std::numeric_limits<float>::quiet_NaN());
-            }
-        }
-    }
-    ~Tensor() { cudaFree(device_); }
-    Tensor(const Tensor&) = delete;
-    Tensor& operator=(const Tensor&) = delete;
-
-    void set(int64_t i, float x) {
-        void* at = host_.data() + i * bytes_of(dtype_);
-        switch (dtype_) {
-            case FLARE_FP32:
-                std::memcpy(at, &x, 4);
-                break;
-            case FLARE_FP8_E4M3:
-                *static_cast<uint8_t*>(at) = flare::cpu::float_to_e4m3(x);
-                break;
-            default: {
-                const uint16_t bits = dtype_ == FLARE_BF16 ? flare::cpu::float_to_bf16(x) : flare::cpu::float_to_fp16(x);
-                std::memcpy(at, &bits, 2);
-            }
-        }
-    }
-    void set_index(int64_t i, int64_t x) {
-        if (dtype_ == FLARE_INT64) {
-            std::memcpy(host_.data() + 8 * i, &x, 8);
-        } else {
-            const int32_t narrow = static_cast<int32_t>(x);
-            std::memcpy(host_.data() + 4 * i, &narrow, 4);
-        }
-    }
-    static double get(const std::vector<uint8_t>& bytes, int32_t dtype, int64_t i) {
-        if (dtype == FLARE_FP32) {
-            float x;
-            std::memcpy(&x, bytes.data() + 4 * i, 4);
-            return static_cast<double>(x);
-        }
-        uint16_t bits;
-        std::memcpy(&bits, bytes.data() + 2 * i, 2);
-        return static_cast<double>(dtype == FLARE_BF16 ? flare::cpu::bf16_to_float(bits) : flare::cpu::fp16_to_float(bits));
-    }
-    void upload() { check_cuda(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice), "upload"); }
-    std::vector<uint8_t> download() const {
-        std::vector<uint8_t> result(host_.size());
-        check_cuda(cudaMemcpy(result.data(), device_, host_.size(), cudaMemcpyDeviceToHost), "download");
-        return result;
-    }
-    template <typename T = void>
-    T* on(int32_t device) {
-        return static_cast<T*>(device < 0 ? host_.data() : device_);
-    }
-    const std::vector<uint8_t>& host() const { return host_; }
-    int32_t dtype() const { return dtype_; }
-    int64_t count() const { return static_cast<int64_t>(host_.size()) / bytes_of(dtype_); }
-
-  private:
-    int32_t dtype_;
-    std::vector<uint8_t> host_;
-    void* device_ = nullptr;
-};
-
-struct Error {
-    double relative;  // ||gpu - cpu|| / ||cpu||; infinite where NaN or infinities differ
-    double worst;     // largest difference
-};
-
-// What both sides left untouched (the poison) counts as equal.
-Error compare(const Tensor& cpu, const std::vector<uint8_t>& got) {
-    double error = 0.0;
-    double norm = 0.0;
-    double worst = 0.0;
-    const double infinite = std::numeric_limits<double>::infinity();
-    for (int64_t i = 0; i < cpu.count(); ++i) {
-        const double x = Tensor::get(got, cpu.dtype(), i);
-        const double y = Tensor::get(cpu.host(), cpu.dtype(), i);
-        if (x == y || (std::isnan(x) && std::isnan(y))) {
-            norm += std::isfinite(y) ? y * y : 0.0;
-            continue;
-        }
-        if (!std::isfinite(x - y)) {
-            return {infinite, infinite};
-        }
-        error += (x - y) * (x - y);
-        norm += y * y;
-        worst = std::max(worst, std::fabs(x - y));
-    }
-    return {error == 0.0 ? 0.0 : std::sqrt(error / norm), worst};
 }
 
 struct Case {
@@ -231,9 +92,9 @@ struct Layout {
     }
 };
 
-void fill_row(Tensor& x, int64_t at, int64_t dim) {
+void fill_row(Mirror& x, int64_t at, int64_t dim) {
     for (int64_t i = 0; i < dim; ++i) {
-        x.set(at + i, static_cast<float>(normal()));
+        x.set(at + i, static_cast<float>(quick_normal()));
     }
 }
 
@@ -250,15 +111,21 @@ double lse_bound(const Case& c) {
     return c.dtype == FLARE_FP32 ? 1e-5 : c.dtype == FLARE_BF16 ? 2e-3 : c.dtype == FLARE_FP16 ? 1e-3 : 4e-2;
 }
 
-void fail_case(const std::string& what, const char* kernel, const char* why) {
-    ++failures;
-    char text[512];
-    flare_last_error(text, sizeof(text));
-    std::printf("FAIL %s [%s]: %s %s\n", what.c_str(), kernel, why, text);
+void fail(const std::string& what, const std::string& kernel, const std::string& why) {
+    report(false, what, "[" + kernel + "] " + why + " " + last_error());
 }
 
+int turn = 0;  // cases of the grid so far
+int share = 0;
+int shares = 0;  // 0: not of the grid
+
 void test(const Case& c) {
-    ++cases;
+    if (shares > 0) {
+        if (turn++ % shares != share) {
+            return;
+        }
+        random_bits.seed(0x5EED + static_cast<uint64_t>(turn));  // the same data whoever runs it
+    }
     const int32_t index_type = c.index64 ? FLARE_INT64 : FLARE_INT32;
     const bool paged = c.page > 0;
     // Lengths: sequence b has sq - b rows of which b % 2 aren't in use; likewise keys. Dense storage has room for the maximum.
@@ -281,13 +148,13 @@ void test(const Case& c) {
     const Layout at_q(batch_q, rows_q, c.heads, c.d, c), at_k(batch_k, rows_k, c.heads_kv, c.d, c),
         at_v(batch_k, rows_k, c.heads_kv, c.dv, c), at_o(batch_q, rows_q, c.heads, c.dv, c);
     const int32_t out_type = c.out_dtype != 0 ? c.out_dtype : c.dtype == FLARE_FP8_E4M3 ? FLARE_BF16 : c.dtype;
-    Tensor q(c.dtype, at_q.count), k(c.dtype, at_k.count), v(c.dtype, at_v.count), out(out_type, at_o.count);
+    Mirror q(c.dtype, at_q.count), k(c.dtype, at_k.count), v(c.dtype, at_v.count), out(out_type, at_o.count);
     const int64_t lse_b = c.heads * rows_q;
-    Tensor lse(FLARE_FP32, std::max<int64_t>(1, batch_q * lse_b));
-    Tensor slopes(FLARE_FP32, c.batch * c.heads), sinks(FLARE_FP32, c.heads);
-    Tensor scales_q(FLARE_FP32, c.batch * c.heads_kv), scales_k(FLARE_FP32, c.batch * c.heads_kv),
+    Mirror lse(FLARE_FP32, std::max<int64_t>(1, batch_q * lse_b));
+    Mirror slopes(FLARE_FP32, c.batch * c.heads), sinks(FLARE_FP32, c.heads);
+    Mirror scales_q(FLARE_FP32, c.batch * c.heads_kv), scales_k(FLARE_FP32, c.batch * c.heads_kv),
         scales_v(FLARE_FP32, c.batch * c.heads_kv);
-    Tensor cu_q(index_type, c.batch + 1), cu_k(index_type, c.batch + 1), in_use_q(index_type, c.batch + 1),
+    Mirror cu_q(index_type, c.batch + 1), cu_k(index_type, c.batch + 1), in_use_q(index_type, c.batch + 1),
         in_use_k(index_type, c.batch + 1), table(index_type, std::max<int64_t>(1, c.batch * pages_each));
     for (int64_t b = 0; b < c.batch; ++b) {
         for (int64_t h = 0; h < c.heads; ++h) {
@@ -318,17 +185,17 @@ void test(const Case& c) {
         cu_k.set_index(b, begin_k[b]);
     }
     for (int64_t i = 0; i < c.batch * c.heads; ++i) {
-        slopes.set(i, static_cast<float>(0.1 * std::fabs(normal())));
+        slopes.set(i, static_cast<float>(0.1 * std::fabs(quick_normal())));
     }
     for (int64_t i = 0; i < c.heads; ++i) {
-        sinks.set(i, static_cast<float>(normal()));
+        sinks.set(i, static_cast<float>(quick_normal()));
     }
     for (int64_t i = 0; i < c.batch * c.heads_kv; ++i) {
-        scales_q.set(i, static_cast<float>(1.0 + 0.2 * normal()));
-        scales_k.set(i, static_cast<float>(1.0 + 0.2 * normal()));
-        scales_v.set(i, static_cast<float>(1.0 + 0.2 * normal()));
+        scales_q.set(i, static_cast<float>(1.0 + 0.2 * quick_normal()));
+        scales_k.set(i, static_cast<float>(1.0 + 0.2 * quick_normal()));
+        scales_v.set(i, static_cast<float>(1.0 + 0.2 * quick_normal()));
     }
-    for (Tensor* x : {&q, &k, &v, &out, &lse, &slopes, &sinks, &scales_q, &scales_k, &scales_v, &cu_q, &cu_k, &in_use_q,
+    for (Mirror* x : {&q, &k, &v, &out, &lse, &slopes, &sinks, &scales_q, &scales_k, &scales_v, &cu_q, &cu_k, &in_use_q,
                       &in_use_k, &table}) {
         x->upload();
     }
@@ -382,12 +249,12 @@ void test(const Case& c) {
         p.k = k.on(device);
         p.v = v.on(device);
         p.out = out.on(device);
-        p.lse = c.lse ? lse.on<float>(device) : nullptr;
-        p.alibi_slopes = c.alibi ? slopes.on<float>(device) : nullptr;
-        p.sink = c.sink ? sinks.on<float>(device) : nullptr;
-        p.q_descale = c.descales ? scales_q.on<float>(device) : nullptr;
-        p.k_descale = c.descales ? scales_k.on<float>(device) : nullptr;
-        p.v_descale = c.descales ? scales_v.on<float>(device) : nullptr;
+        p.lse = c.lse ? lse.floats(device) : nullptr;
+        p.alibi_slopes = c.alibi ? slopes.floats(device) : nullptr;
+        p.sink = c.sink ? sinks.floats(device) : nullptr;
+        p.q_descale = c.descales ? scales_q.floats(device) : nullptr;
+        p.k_descale = c.descales ? scales_k.floats(device) : nullptr;
+        p.v_descale = c.descales ? scales_v.floats(device) : nullptr;
         p.cu_seqlens_q = c.packed_q ? cu_q.on(device) : nullptr;
         p.cu_seqlens_k = c.packed_k ? cu_k.on(device) : nullptr;
         p.seqused_q = c.used_q ? in_use_q.on(device) : nullptr;
@@ -400,13 +267,13 @@ void test(const Case& c) {
     p.num_splits = 1;
     uint64_t bytes = 0;
     if (flare_attention_workspace(&p, &bytes) != FLARE_OK) {
-        return fail_case(what, "cpu", "the CPU backend refused the workspace");
+        return fail(what, "cpu", "the CPU backend refused the workspace");
     }
     std::vector<uint8_t> scratch(bytes + 256);
     p.workspace = scratch.data() + (256 - reinterpret_cast<uintptr_t>(scratch.data()) % 256) % 256;
     p.workspace_bytes = bytes;
     if (flare_attention_forward(&p) != FLARE_OK) {
-        return fail_case(what, "cpu", "the CPU backend refused");
+        return fail(what, "cpu", "the CPU backend refused");
     }
 
     point(0);
@@ -416,10 +283,10 @@ void test(const Case& c) {
     void* workspace = nullptr;
     if (flare_kernel_name(FLARE_OP_ATTENTION_FORWARD, &p, kernel, sizeof(kernel)) != FLARE_OK ||
         flare_attention_workspace(&p, &bytes) != FLARE_OK) {
-        return fail_case(what, kernel, "refused");
+        return fail(what, kernel, "refused");
     }
     if (std::strncmp(kernel, c.expect, std::strlen(c.expect)) != 0) {
-        return fail_case(what, kernel, (std::string("expected ") + c.expect).c_str());
+        return fail(what, kernel, std::string("expected ") + c.expect);
     }
     check_cuda(cudaMalloc(&workspace, bytes + 256), "cudaMalloc");
     check_cuda(cudaMemset(workspace, 0xff, bytes + 256), "cudaMemset");
@@ -430,7 +297,7 @@ void test(const Case& c) {
         const int32_t status = flare_attention_forward(&p);
         check_cuda(cudaDeviceSynchronize(), (what + " " + kernel).c_str());
         if (status != FLARE_OK) {
-            fail_case(what, kernel, flare_status_string(status));
+            fail(what, kernel, flare_status_string(status));
             cudaFree(workspace);
             return;
         }
@@ -441,35 +308,35 @@ void test(const Case& c) {
     }
     const bool same = first_out == out.download() && first_lse == lse.download();
     cudaFree(workspace);
-    const Error error = compare(out, first_out);
-    const Error error_lse = c.lse ? compare(lse, first_lse) : Error{0.0, 0.0};
+    const Difference error = compare(out, first_out);
+    const Difference error_lse = c.lse ? compare(lse, first_lse) : Difference{0.0, 0.0};
     if (!same) {
-        fail_case(what, kernel, "two runs differ");
-    } else if (!(error.relative <= out_bound(c)) || !(error_lse.worst <= lse_bound(c))) {
+        fail(what, kernel, "two runs differ");
+    } else if (!(error.relative <= out_bound(c)) || !(error_lse.largest <= lse_bound(c))) {
         char why[128];
-        std::snprintf(why, sizeof(why), "out %.2e > %.1e or lse %.2e > %.1e", error.relative, out_bound(c), error_lse.worst,
+        std::snprintf(why, sizeof(why), "out %.2e > %.1e or lse %.2e > %.1e", error.relative, out_bound(c), error_lse.largest,
                       lse_bound(c));
-        fail_case(what, kernel, why);
+        fail(what, kernel, why);
     } else {
-        std::printf("ok   %-34s %.1e %.1e  %s\n", kernel, error.relative, error_lse.worst, what.c_str());
+        report(true, what, "");
+        std::printf("ok   %-34s %.1e %.1e  %s\n", kernel, error.relative, error_lse.largest, what.c_str());
     }
 }
 
 void test_merge(int32_t dtype, int32_t out_dtype, int64_t partials, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
-    ++cases;
     const int64_t rows = batch * seqlen * heads;
-    Tensor parts(dtype, partials * rows * dim), lses(FLARE_FP32, partials * rows), out(out_dtype, rows * dim),
+    Mirror parts(dtype, partials * rows * dim), lses(FLARE_FP32, partials * rows), out(out_dtype, rows * dim),
         lse(FLARE_FP32, rows);
     for (int64_t i = 0; i < partials * rows; ++i) {
-        const bool empty = pick(0, 4) == 0;
-        lses.set(i, empty ? -INFINITY : static_cast<float>(3.0 * normal()));
+        const bool empty = integer(0, 4) == 0;
+        lses.set(i, empty ? -INFINITY : static_cast<float>(3.0 * quick_normal()));
     }
     // partial_out [P, B, S, H, D] but partial_lse [P, B, H, S]: an empty partial's out stays NaN.
     for (int64_t p = 0; p < partials; ++p) {
         for (int64_t b = 0; b < batch; ++b) {
             for (int64_t s = 0; s < seqlen; ++s) {
                 for (int64_t h = 0; h < heads; ++h) {
-                    const double one = Tensor::get(lses.host(), FLARE_FP32, ((p * batch + b) * heads + h) * seqlen + s);
+                    const float one = lses.get(((p * batch + b) * heads + h) * seqlen + s);
                     if (std::isfinite(one)) {
                         fill_row(parts, (((p * batch + b) * seqlen + s) * heads + h) * dim, dim);
                     }
@@ -477,7 +344,7 @@ void test_merge(int32_t dtype, int32_t out_dtype, int64_t partials, int64_t batc
             }
         }
     }
-    for (Tensor* x : {&parts, &lses, &out, &lse}) {
+    for (Mirror* x : {&parts, &lses, &out, &lse}) {
         x->upload();
     }
     flare_attention_merge_params m;
@@ -505,26 +372,27 @@ void test_merge(int32_t dtype, int32_t out_dtype, int64_t partials, int64_t batc
     for (const int32_t device : {-1, 0}) {
         m.device = device;
         m.partial_out = parts.on(device);
-        m.partial_lse = lses.on<float>(device);
+        m.partial_lse = lses.floats(device);
         m.out = out.on(device);
-        m.lse = lse.on<float>(device);
+        m.lse = lse.floats(device);
         if (device == 0 && flare_kernel_name(FLARE_OP_ATTENTION_MERGE, &m, kernel, sizeof(kernel)) != FLARE_OK) {
-            return fail_case(what, kernel, "no name");
+            return fail(what, kernel, "no name");
         }
         if (flare_attention_merge(&m) != FLARE_OK) {
-            return fail_case(what, kernel, "refused");
+            return fail(what, kernel, "refused");
         }
     }
     check_cuda(cudaDeviceSynchronize(), what);
-    const Error error = compare(out, out.download());
-    const Error error_lse = compare(lse, lse.download());
+    const Difference error = compare(out, out.download());
+    const Difference error_lse = compare(lse, lse.download());
     const double bound = out_dtype == FLARE_BF16 ? 3e-3 : out_dtype == FLARE_FP16 ? 4e-4 : 2e-6;
-    if (std::strcmp(kernel, "attention_sm80_merge") != 0 || !(error.relative <= bound) || !(error_lse.worst <= 1e-5)) {
+    if (std::strcmp(kernel, "attention_sm80_merge") != 0 || !(error.relative <= bound) || !(error_lse.largest <= 1e-5)) {
         char why[96];
-        std::snprintf(why, sizeof(why), "out %.2e > %.1e or lse %.2e", error.relative, bound, error_lse.worst);
-        return fail_case(what, kernel, why);
+        std::snprintf(why, sizeof(why), "out %.2e > %.1e or lse %.2e", error.relative, bound, error_lse.largest);
+        return fail(what, kernel, why);
     }
-    std::printf("ok   %-34s %.1e %.1e  %s\n", kernel, error.relative, error_lse.worst, what);
+    report(true, what, "");
+    std::printf("ok   %-34s %.1e %.1e  %s\n", kernel, error.relative, error_lse.largest, what);
 }
 
 // Base shapes with a change each.
@@ -685,6 +553,24 @@ void test_grid() {
                 }));
             }
         }
+        // Rows that see many keys have larger tiles.
+        for (const int64_t d : {64, 128}) {
+            const Case many = with(prefill(dtype, d, d), [=](Case& x) {
+                x.batch = 1;
+                x.sq = 1100;
+                x.sk = d == 64 ? 4500 : 1500;
+                x.expect = d == 64 ? "attention_sm80_d64" : "attention_sm80_d128";
+            });
+            test_masks(many);
+            for (const int64_t right : {0, 200}) {
+                test(with(many, [=](Case& x) {
+                    x.mask = FLARE_MASK_WINDOW;
+                    x.left = x.sk / 2;
+                    x.right = right;
+                    x.expect = x.d == 64 ? "attention_sm80_d64_128x64" : "attention_sm80_d128_128x64";
+                }));
+            }
+        }
         for (const int64_t d : {64, 128, 256}) {
             test_options(with(prefill(dtype, d, d), [](Case& x) { x.expect = "attention_sm80"; }));
             // Tiles of rows that see nothing, beside others.
@@ -714,6 +600,11 @@ void test_grid() {
             });
             test(few);
             test_options(with(few, [](Case& x) { x.expect = "attention_sm80"; }));
+            // More rows, several tiles of a group's heads.
+            test_options(with(few, [](Case& x) {
+                x.sq = 61;
+                x.expect = "attention_sm80";
+            }));
         }
         for (int64_t d = 8; d <= 512; d += d < 72 ? 8 : 56) {
             test(with(prefill(dtype, d, d), [](Case& x) {
@@ -803,6 +694,16 @@ void test_grid() {
 }
 
 void test_small() {
+    test(with(prefill(FLARE_BF16, 128, 128), [](Case& x) {
+        x.batch = 1;
+        x.sq = 270;
+        x.sk = 900;
+        x.heads = x.heads_kv = 8;
+        x.mask = FLARE_MASK_WINDOW;
+        x.left = 650;
+        x.splits = 1;
+        x.expect = "attention_sm80_d128_128x64";
+    }));
     for (const int64_t d : {64, 96, 128, 192, 256}) {
         test(with(prefill(FLARE_BF16, d, d), [](Case& x) {
             x.batch = 1;
@@ -839,38 +740,38 @@ void test_small() {
 
 template <typename T, size_t N>
 T one_of(const T (&choices)[N]) {
-    return choices[pick(0, static_cast<int64_t>(N) - 1)];
+    return choices[integer(0, static_cast<int64_t>(N) - 1)];
 }
 
 Case random_case() {
     Case c;
     c.dtype = one_of({FLARE_BF16, FLARE_BF16, FLARE_FP16, FLARE_FP16, FLARE_FP32, FLARE_FP8_E4M3});
     c.kernel = one_of({FLARE_KERNEL_AUTO, FLARE_KERNEL_PORTABLE});
-    c.heads_kv = pick(1, 3);
-    c.heads = c.heads_kv * pick(1, 5);
-    c.batch = pick(1, 3);
-    c.sq = one_of({pick(1, 3), pick(1, 40), pick(0, 300), pick(100, 900)});
-    c.sk = one_of({pick(0, 100), pick(0, 700), c.sq, pick(500, 3000)});
-    c.d = one_of({int64_t{64}, int64_t{128}, int64_t{256}, 8 * pick(1, 32)});
-    c.dv = pick(0, 3) == 0 ? 8 * pick(1, 32) : c.d;
+    c.heads_kv = integer(1, 3);
+    c.heads = c.heads_kv * integer(1, 5);
+    c.batch = integer(1, 3);
+    c.sq = one_of({integer(1, 3), integer(1, 40), integer(0, 300), integer(100, 900)});
+    c.sk = one_of({integer(0, 100), integer(0, 700), c.sq, integer(500, 3000)});
+    c.d = one_of({int64_t{64}, int64_t{128}, int64_t{256}, 8 * integer(1, 32)});
+    c.dv = integer(0, 3) == 0 ? 8 * integer(1, 32) : c.d;
     c.mask = one_of({FLARE_MASK_NONE, FLARE_MASK_CAUSAL, FLARE_MASK_WINDOW});
-    c.left = pick(-1, 200);
-    c.right = pick(-1, 200);
-    c.softcap = pick(0, 3) == 0 ? 4.0f : 0.0f;
-    c.alibi = pick(0, 3) == 0;
-    c.sink = pick(0, 3) == 0;
-    c.page = pick(0, 2) == 0 ? pick(1, 80) : 0;
-    c.packed_q = pick(0, 3) == 0;
-    c.packed_k = c.page == 0 && pick(0, 3) == 0;
-    c.used_q = pick(0, 3) == 0;
-    c.used_k = pick(0, 3) == 0;
-    c.index64 = pick(0, 3) == 0;
-    c.heads_first = pick(0, 2) == 0;
-    c.row_padding = pick(0, 4) == 0 ? 8 : 0;
-    c.lse = pick(0, 4) != 0;
-    c.splits = pick(0, 3) == 0 ? static_cast<int32_t>(pick(1, 9)) : 0;
-    c.deterministic = pick(0, 4) == 0;
-    c.descales = c.dtype == FLARE_FP8_E4M3 && pick(0, 1) == 0;
+    c.left = integer(-1, 200);
+    c.right = integer(-1, 200);
+    c.softcap = integer(0, 3) == 0 ? 4.0f : 0.0f;
+    c.alibi = integer(0, 3) == 0;
+    c.sink = integer(0, 3) == 0;
+    c.page = integer(0, 2) == 0 ? integer(1, 80) : 0;
+    c.packed_q = integer(0, 3) == 0;
+    c.packed_k = c.page == 0 && integer(0, 3) == 0;
+    c.used_q = integer(0, 3) == 0;
+    c.used_k = integer(0, 3) == 0;
+    c.index64 = integer(0, 3) == 0;
+    c.heads_first = integer(0, 2) == 0;
+    c.row_padding = integer(0, 4) == 0 ? 8 : 0;
+    c.lse = integer(0, 4) != 0;
+    c.splits = integer(0, 3) == 0 ? static_cast<int32_t>(integer(1, 9)) : 0;
+    c.deterministic = integer(0, 4) == 0;
+    c.descales = c.dtype == FLARE_FP8_E4M3 && integer(0, 1) == 0;
     return c;
 }
 
@@ -889,8 +790,7 @@ void test_random(int seconds, uint64_t seed) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    if (!has_device()) {
         std::printf("gpu_attention_test: skipped, no CUDA device here\n");
         return kSkipped;
     }
@@ -900,13 +800,16 @@ int main(int argc, char** argv) {
     } else if (what == "random") {
         test_random(argc > 2 ? std::atoi(argv[2]) : 10, argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
     } else {
+        share = argc > 2 ? std::atoi(argv[2]) : 0;
+        shares = argc > 3 ? std::max(1, std::atoi(argv[3])) : 1;
         test_grid();
     }
-    std::printf("gpu_attention_test: %d cases, %d failures\n", cases, failures);
-    return failures != 0;
+    return finish("gpu_attention_test");
 }
 
 #else
+
+#include <cstdio>
 
 int main() {
     std::printf("gpu_attention_test: skipped, built without CUDA\n");

@@ -228,31 +228,8 @@ struct Data {
     Mirror a_log, dt_bias, cu;
 };
 
-// ||gpu - cpu|| / ||cpu|| over what differs in bits; infinite if something isn't finite on one side only. What neither
-// wrote is equal.
 double relative(const Mirror& x) {
-    const std::vector<unsigned char> got = x.download();
-    double error = 0.0;
-    double norm = 0.0;
-    for (int64_t i = 0; i < x.count; ++i) {
-        const double want = x.get(i);
-        const double have = read_float(got.data(), x.dtype, i);
-        const int64_t bytes = bytes_of(x.dtype);
-        if (std::memcmp(&got[static_cast<size_t>(i * bytes)], &x.host[static_cast<size_t>(i * bytes)],
-                        static_cast<size_t>(bytes)) == 0) {
-            norm += std::isfinite(want) ? want * want : 0.0;
-            continue;
-        }
-        if (std::isnan(want) && std::isnan(have)) {
-            continue;
-        }
-        if (!std::isfinite(want - have)) {
-            return HUGE_VAL;
-        }
-        error += (have - want) * (have - want);
-        norm += want * want;
-    }
-    return error == 0.0 ? 0.0 : std::sqrt(error / norm);
+    return compare(x).relative;
 }
 
 struct Worst {
@@ -275,32 +252,6 @@ void report_error(const std::string& what, const std::string& kernel, double err
         entry.share = error / bound;
         entry.what = what;
     }
-}
-
-// Runs on the GPU with the workspace that is asked for, poisoned. Returns the status.
-template <typename Params>
-int32_t run_gpu(int32_t operation, Params& p, int32_t (*call)(const Params*),
-                int32_t (*workspace)(const Params*, uint64_t*), std::string* kernel) {
-    char name[128] = "?";
-    if (const int32_t status = flare_kernel_name(operation, &p, name, sizeof(name))) {
-        return status;
-    }
-    *kernel = name;
-    uint64_t bytes = 0;
-    if (const int32_t status = workspace(&p, &bytes)) {
-        return status;
-    }
-    void* scratch = nullptr;
-    check_cuda(cudaMalloc(&scratch, bytes + 256), "cudaMalloc");
-    check_cuda(cudaMemset(scratch, 0xff, bytes + 256), "cudaMemset");
-    p.workspace = scratch;
-    p.workspace_bytes = bytes;
-    const int32_t status = call(&p);
-    check_cuda(cudaDeviceSynchronize(), name);
-    cudaFree(scratch);
-    p.workspace = nullptr;
-    p.workspace_bytes = 0;
-    return status;
 }
 
 // A pool of states [rows, HV, K x V]; rows in `valid` are filled.

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -153,14 +154,14 @@ class Mirror {
         }
         upload();
     }
+    void set_index(int64_t i, int64_t value) {
+        const int32_t narrow = static_cast<int32_t>(value);
+        std::memcpy(on(-1, i), dtype == FLARE_INT64 ? static_cast<const void*>(&value) : &narrow,
+                    static_cast<size_t>(bytes_of(dtype)));
+    }
     void set_indices(const std::vector<int64_t>& values) {
         for (size_t i = 0; i < values.size(); ++i) {
-            if (dtype == FLARE_INT64) {
-                std::memcpy(&host[8 * i], &values[i], 8);
-            } else {
-                const int32_t narrow = static_cast<int32_t>(values[i]);
-                std::memcpy(&host[4 * i], &narrow, 4);
-            }
+            set_index(static_cast<int64_t>(i), values[i]);
         }
         upload();
     }
@@ -172,6 +173,63 @@ class Mirror {
   private:
     void* device_ = nullptr;
 };
+
+struct Difference {
+    double relative;  // ||gpu - cpu|| / ||cpu||; infinite where something isn't finite on one side only
+    double largest;
+};
+
+// The GPU's result `got` against the CPU's on the host. What neither wrote is equal.
+inline Difference compare(const Mirror& cpu, const std::vector<unsigned char>& got) {
+    double error = 0.0;
+    double norm = 0.0;
+    double largest = 0.0;
+    for (int64_t i = 0; i < cpu.count; ++i) {
+        const double want = static_cast<double>(cpu.get(i));
+        const double have = static_cast<double>(read_float(got.data(), cpu.dtype, i));
+        if (want == have || (std::isnan(want) && std::isnan(have))) {
+            norm += std::isfinite(want) ? want * want : 0.0;
+            continue;
+        }
+        if (!std::isfinite(want - have)) {
+            return {HUGE_VAL, HUGE_VAL};
+        }
+        error += (have - want) * (have - want);
+        norm += want * want;
+        largest = std::max(largest, std::fabs(have - want));
+    }
+    return {error == 0.0 ? 0.0 : std::sqrt(error / norm), largest};
+}
+
+inline Difference compare(const Mirror& x) {
+    return compare(x, x.download());
+}
+
+// Runs on the GPU with the workspace that is asked for, poisoned. Returns the status.
+template <typename Params>
+int32_t run_gpu(int32_t operation, Params& p, int32_t (*call)(const Params*), int32_t (*workspace)(const Params*, uint64_t*),
+                std::string* kernel) {
+    char name[128] = "?";
+    if (const int32_t status = flare_kernel_name(operation, &p, name, sizeof(name))) {
+        return status;
+    }
+    *kernel = name;
+    uint64_t bytes = 0;
+    if (const int32_t status = workspace(&p, &bytes)) {
+        return status;
+    }
+    void* scratch = nullptr;
+    check_cuda(cudaMalloc(&scratch, bytes + 256), "cudaMalloc");
+    check_cuda(cudaMemset(scratch, 0xff, bytes + 256), "cudaMemset");
+    p.workspace = scratch;
+    p.workspace_bytes = bytes;
+    const int32_t status = call(&p);
+    check_cuda(cudaDeviceSynchronize(), name);
+    cudaFree(scratch);
+    p.workspace = nullptr;
+    p.workspace_bytes = 0;
+    return status;
+}
 
 inline std::string last_error() {
     char text[512];

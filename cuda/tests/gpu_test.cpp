@@ -1,146 +1,40 @@
-// The CUDA backend against the CPU backend, through flare.h: the same params and data, outputs poisoned, errors held to the bounds of
-// the golden vectors. Ends with status 77 (skipped) where there is no usable GPU.
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "cpu/convert.h"
-#include "flare.h"
-
+// The CUDA backend against the CPU backend, through flare.h: the same params and data, outputs poisoned, errors held to the
+// bounds of the golden vectors. Ends with status 77 (skipped) where there is no usable GPU.
 #if defined(FLARE_HAVE_CUDA)
-#include <cuda_runtime_api.h>
+#include "gpu_support.h"
+
+using namespace gpu_test;
 
 namespace {
 
-constexpr int kSkipped = 77;
-int failures = 0;
-int cases = 0;
-std::mt19937_64 random_bits(0x5EED);
-
-double normal() {
-    static std::normal_distribution<double> distribution;
-    return distribution(random_bits);
-}
-
-uint16_t narrow(float x, int32_t dtype) { return dtype == FLARE_BF16 ? flare::cpu::float_to_bf16(x) : flare::cpu::float_to_fp16(x); }
-float widen(uint16_t x, int32_t dtype) { return dtype == FLARE_BF16 ? flare::cpu::bf16_to_float(x) : flare::cpu::fp16_to_float(x); }
-
-void check_cuda(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) {
-        std::printf("FAIL %s: %s\n", what, cudaGetErrorString(error));
-        std::exit(1);
+void check(const std::string& what, const std::string& kernel, int32_t status, double error, double bound) {
+    char text[640];
+    std::snprintf(text, sizeof(text), "[%s] %s, error %.2e, bound %.1e", kernel.c_str(), flare_status_string(status), error,
+                  bound);
+    report(status == FLARE_OK && error <= bound, what, text + (status == FLARE_OK ? "" : " " + last_error()));
+    if (status == FLARE_OK && error <= bound) {
+        std::printf("ok   %-64s %-34s %.1e <= %.1e\n", what.c_str(), kernel.c_str(), error, bound);
     }
 }
 
-// Memory on both sides with the same content.
-template <typename T>
-class Mirror {
-  public:
-    explicit Mirror(size_t count) : host(count) { check_cuda(cudaMalloc(&device_, (count + 64) * sizeof(T)), "cudaMalloc"); }
-    ~Mirror() { cudaFree(device_); }
-    Mirror(const Mirror&) = delete;
-    Mirror& operator=(const Mirror&) = delete;
-
-    void upload() { check_cuda(cudaMemcpy(device_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload"); }
-    std::vector<T> download() const {
-        std::vector<T> result(host.size());
-        check_cuda(cudaMemcpy(result.data(), device_, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "download");
-        return result;
-    }
-    T* on(int32_t device) { return device < 0 ? host.data() : static_cast<T*>(device_); }
-
-    std::vector<T> host;
-
-  private:
-    void* device_ = nullptr;
-};
-
-using Halves = Mirror<uint16_t>;
-using Floats = Mirror<float>;
-using Ints = Mirror<int32_t>;
-
-void fill_normal(Halves& x, int32_t dtype, double factor = 1.0) {
-    for (uint16_t& one : x.host) {
-        one = narrow(static_cast<float>(factor * normal()), dtype);
-    }
-    x.upload();
-}
-
-void fill_normal(Floats& x, double factor = 1.0) {
-    for (float& one : x.host) {
-        one = static_cast<float>(factor * normal());
-    }
-    x.upload();
-}
-
-void poison(Halves& x) {
-    for (uint16_t& one : x.host) {
-        one = 0x7fff;
-    }
-    x.upload();
-}
-
-void poison(Floats& x) {
-    for (float& one : x.host) {
-        one = std::numeric_limits<float>::quiet_NaN();
-    }
-    x.upload();
-}
-
-// ||gpu - cpu|| / ||cpu||; infinite where one is NaN or the infinities differ.
-double relative(const std::vector<double>& got, const std::vector<double>& want) {
-    double error = 0.0;
-    double norm = 0.0;
-    for (size_t i = 0; i < got.size(); ++i) {
-        if (got[i] == want[i]) {
-            norm += std::isfinite(want[i]) ? want[i] * want[i] : 0.0;
-            continue;
+// Every element must have been written, also by the CPU.
+Difference compare_whole(const Mirror& x) {
+    for (int64_t i = 0; i < x.count; ++i) {
+        if (std::isnan(x.get(i))) {
+            return {HUGE_VAL, HUGE_VAL};
         }
-        const double d = got[i] - want[i];
-        if (!std::isfinite(d)) {
-            return std::numeric_limits<double>::infinity();
-        }
-        error += d * d;
-        norm += want[i] * want[i];
     }
-    return error == 0.0 ? 0.0 : std::sqrt(error / norm);
+    return compare(x);
 }
 
-std::vector<double> doubles(const std::vector<uint16_t>& x, int32_t dtype) {
-    std::vector<double> result(x.size());
-    for (size_t i = 0; i < x.size(); ++i) {
-        result[i] = static_cast<double>(widen(x[i], dtype));
-    }
-    return result;
+double bound_of(int32_t dtype, double fp16, double bf16) {
+    return dtype == FLARE_BF16 ? bf16 : fp16;
 }
 
-std::vector<double> doubles(const std::vector<float>& x) { return {x.begin(), x.end()}; }
-
-void report(const std::string& what, const char* kernel, int32_t status, double error, double bound) {
-    ++cases;
-    if (status != FLARE_OK || !(error <= bound)) {
-        ++failures;
-        char text[512];
-        flare_last_error(text, sizeof(text));
-        std::printf("FAIL %s [%s]: %s, error %.2e, bound %.1e %s\n", what.c_str(), kernel, flare_status_string(status), error, bound,
-                    status == FLARE_OK ? "" : text);
-    } else {
-        std::printf("ok   %-64s %-34s %.1e <= %.1e\n", what.c_str(), kernel, error, bound);
-    }
-}
-
-double bound_of(int32_t dtype, double fp16, double bf16) { return dtype == FLARE_BF16 ? bf16 : fp16; }
-const char* name_of(int32_t dtype) { return dtype == FLARE_BF16 ? "bf16" : "fp16"; }
-
-// Calls on the CPU, then on the GPU with a workspace; returns the GPU's status.
+// Calls on the CPU, then on the GPU; returns the GPU's status.
 template <typename Params, typename Point>
 int32_t run_both(int32_t operation, Params p, Point point, int32_t (*call)(const Params*),
-                 int32_t (*workspace)(const Params*, uint64_t*), char* kernel, size_t capacity) {
+                 int32_t (*workspace)(const Params*, uint64_t*), std::string* kernel) {
     p.struct_size = sizeof(p);
     p.device = FLARE_DEVICE_CPU;
     point(p, FLARE_DEVICE_CPU);
@@ -150,37 +44,18 @@ int32_t run_both(int32_t operation, Params p, Point point, int32_t (*call)(const
     }
     p.device = 0;
     point(p, 0);
-    std::strcpy(kernel, "?");
-    if (const int32_t status = flare_kernel_name(operation, &p, kernel, capacity)) {
-        return status;
-    }
-    uint64_t bytes = 0;
-    if (const int32_t status = workspace(&p, &bytes)) {
-        return status;
-    }
-    void* scratch = nullptr;
-    check_cuda(cudaMalloc(&scratch, bytes + 256), "cudaMalloc");
-    check_cuda(cudaMemset(scratch, 0xff, bytes + 256), "cudaMemset");
-    p.workspace = scratch;
-    p.workspace_bytes = bytes;
-    const int32_t status = call(&p);
-    check_cuda(cudaDeviceSynchronize(), "synchronize");
-    cudaFree(scratch);
-    return status;
+    return run_gpu(operation, p, call, workspace, kernel);
 }
 
-void test_attention(int32_t dtype, int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t heads_kv, int64_t d, int64_t dv, int32_t mask,
-                    int64_t left, int64_t right, float softcap, bool alibi, bool sink) {
-    Halves q(static_cast<size_t>(batch * sq * heads * d)), k(static_cast<size_t>(batch * sk * heads_kv * d)),
-        v(static_cast<size_t>(batch * sk * heads_kv * dv)), out(static_cast<size_t>(batch * sq * heads * dv));
-    Floats lse(static_cast<size_t>(batch * heads * sq)), slopes(static_cast<size_t>(heads)), sinks(static_cast<size_t>(heads));
-    fill_normal(q, dtype);
-    fill_normal(k, dtype);
-    fill_normal(v, dtype);
-    fill_normal(slopes, 0.1);
-    fill_normal(sinks);
-    poison(out);
-    poison(lse);
+void test_attention(int32_t dtype, int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t heads_kv, int64_t d,
+                    int64_t dv, int32_t mask, int64_t left, int64_t right, float softcap, bool alibi, bool sink) {
+    Mirror q(dtype, batch * sq * heads * d), k(dtype, batch * sk * heads_kv * d), v(dtype, batch * sk * heads_kv * dv),
+        out(dtype, batch * sq * heads * dv);
+    Mirror lse(FLARE_FP32, batch * heads * sq), slopes(FLARE_FP32, heads), sinks(FLARE_FP32, heads);
+    for (Mirror* x : {&q, &k, &v, &sinks}) {
+        x->fill_normal();
+    }
+    slopes.fill_normal(0.1);
     flare_attention_params p;
     std::memset(&p, 0, sizeof(p));
     p.dtype = dtype;
@@ -212,47 +87,36 @@ void test_attention(int32_t dtype, int64_t batch, int64_t sq, int64_t sk, int64_
         at.k = k.on(device);
         at.v = v.on(device);
         at.out = out.on(device);
-        at.lse = lse.on(device);
-        at.alibi_slopes = alibi ? slopes.on(device) : nullptr;
-        at.sink = sink ? sinks.on(device) : nullptr;
+        at.lse = lse.floats(device);
+        at.alibi_slopes = alibi ? slopes.floats(device) : nullptr;
+        at.sink = sink ? sinks.floats(device) : nullptr;
     };
-    char kernel[128];
+    std::string kernel = "?";
     const int32_t status =
-        run_both(FLARE_OP_ATTENTION_FORWARD, p, point, flare_attention_forward, flare_attention_workspace, kernel, sizeof(kernel));
+        run_both(FLARE_OP_ATTENTION_FORWARD, p, point, flare_attention_forward, flare_attention_workspace, &kernel);
     char what[160];
     std::snprintf(what, sizeof(what), "attention %s B%d Sq%d Sk%d H%d/%d D%d/%d mask %d (%d,%d)%s%s%s", name_of(dtype),
-                  static_cast<int>(batch), static_cast<int>(sq), static_cast<int>(sk), static_cast<int>(heads), static_cast<int>(heads_kv),
-                  static_cast<int>(d), static_cast<int>(dv), mask, static_cast<int>(left), static_cast<int>(right), softcap > 0 ? " softcap" : "",
-                  alibi ? " alibi" : "", sink ? " sink" : "");
-    report(what, kernel, status, relative(doubles(out.download(), dtype), doubles(out.host, dtype)), bound_of(dtype, 1e-3, 5e-3));
-    double worst = 0.0;
-    const std::vector<float> got = lse.download();
-    for (size_t i = 0; i < got.size(); ++i) {
-        if (got[i] != lse.host[i]) {
-            const double e = std::fabs(static_cast<double>(got[i]) - static_cast<double>(lse.host[i]));
-            worst = std::isnan(e) || e > worst ? e : worst;
-        }
-    }
-    report(std::string(what) + " lse", kernel, status, worst, bound_of(dtype, 1e-3, 2e-3));
+                  static_cast<int>(batch), static_cast<int>(sq), static_cast<int>(sk), static_cast<int>(heads),
+                  static_cast<int>(heads_kv), static_cast<int>(d), static_cast<int>(dv), mask, static_cast<int>(left),
+                  static_cast<int>(right), softcap > 0 ? " softcap" : "", alibi ? " alibi" : "", sink ? " sink" : "");
+    check(what, kernel, status, compare_whole(out).relative, bound_of(dtype, 1e-3, 5e-3));
+    check(std::string(what) + " lse", kernel, status, compare_whole(lse).largest, bound_of(dtype, 1e-3, 2e-3));
 }
 
 void test_mla_decode(int32_t dtype, int64_t batch, int64_t sq, int64_t heads, int64_t sk, int64_t page) {
     const int64_t width = 576;
     const int64_t pages_each = (sk + page - 1) / page;
     const int64_t pages = batch * pages_each;
-    Halves q(static_cast<size_t>(batch * sq * heads * width)), kv(static_cast<size_t>(pages * page * width)),
-        out(static_cast<size_t>(batch * sq * heads * 512));
-    Floats lse(static_cast<size_t>(batch * heads * sq));
-    Ints table(static_cast<size_t>(pages)), lengths(static_cast<size_t>(batch));
-    fill_normal(q, dtype);
-    fill_normal(kv, dtype);
-    poison(out);
-    poison(lse);
+    Mirror q(dtype, batch * sq * heads * width), kv(dtype, pages * page * width), out(dtype, batch * sq * heads * 512);
+    Mirror lse(FLARE_FP32, batch * heads * sq);
+    Mirror table(FLARE_INT32, pages), lengths(FLARE_INT32, batch);
+    q.fill_normal();
+    kv.fill_normal();
     for (int64_t i = 0; i < pages; ++i) {
-        table.host[static_cast<size_t>(i)] = static_cast<int32_t>(pages - 1 - i);
+        table.set_index(i, pages - 1 - i);
     }
     for (int64_t b = 0; b < batch; ++b) {
-        lengths.host[static_cast<size_t>(b)] = static_cast<int32_t>(b == 1 ? 0 : sk - 3 * b);
+        lengths.set_index(b, b == 1 ? 0 : sk - 3 * b);
     }
     table.upload();
     lengths.upload();
@@ -284,39 +148,35 @@ void test_mla_decode(int32_t dtype, int64_t batch, int64_t sq, int64_t heads, in
         at.q = q.on(device);
         at.kv = kv.on(device);
         at.out = out.on(device);
-        at.lse = lse.on(device);
+        at.lse = lse.floats(device);
         at.block_table = table.on(device);
         at.seqlens_k = lengths.on(device);
     };
-    char kernel[128];
-    const int32_t status = run_both(FLARE_OP_MLA_DECODE, p, point, flare_mla_decode, flare_mla_decode_workspace, kernel, sizeof(kernel));
+    std::string kernel = "?";
+    const int32_t status = run_both(FLARE_OP_MLA_DECODE, p, point, flare_mla_decode, flare_mla_decode_workspace, &kernel);
     char what[160];
     std::snprintf(what, sizeof(what), "mla_decode %s B%d Sq%d H%d Sk%d page %d", name_of(dtype), static_cast<int>(batch),
                   static_cast<int>(sq), static_cast<int>(heads), static_cast<int>(sk), static_cast<int>(page));
-    report(what, kernel, status, relative(doubles(out.download(), dtype), doubles(out.host, dtype)), bound_of(dtype, 1.5e-3, 6e-3));
+    check(what, kernel, status, compare_whole(out).relative, bound_of(dtype, 1.5e-3, 6e-3));
 }
 
 struct KdaData {
     KdaData(int32_t type, int64_t n, int64_t t, int64_t h, int64_t hv)
         : dtype(type),
-          q(static_cast<size_t>(n * t * h * 128)),
-          k(static_cast<size_t>(n * t * h * 128)),
-          v(static_cast<size_t>(n * t * hv * 128)),
-          g(static_cast<size_t>(n * t * hv * 128)),
-          beta(static_cast<size_t>(n * t * hv)),
-          out(static_cast<size_t>(n * t * hv * 128)),
-          a_log(static_cast<size_t>(hv)),
-          dt_bias(static_cast<size_t>(hv * 128)),
-          initial(static_cast<size_t>(n * hv * 128 * 128)),
-          final_state(static_cast<size_t>(n * hv * 128 * 128)) {
-        for (Halves* x : {&q, &k, &v, &g, &beta}) {
-            fill_normal(*x, dtype);
+          q(type, n * t * h * 128),
+          k(type, n * t * h * 128),
+          v(type, n * t * hv * 128),
+          g(type, n * t * hv * 128),
+          beta(type, n * t * hv),
+          out(type, n * t * hv * 128),
+          a_log(FLARE_FP32, hv),
+          dt_bias(FLARE_FP32, hv * 128),
+          initial(FLARE_FP32, n * hv * 128 * 128),
+          final_state(FLARE_FP32, n * hv * 128 * 128) {
+        for (Mirror* x : {&q, &k, &v, &g, &beta, &dt_bias, &initial}) {
+            x->fill_normal();
         }
-        fill_normal(a_log, 0.5);
-        fill_normal(dt_bias);
-        fill_normal(initial);
-        poison(out);
-        poison(final_state);
+        a_log.fill_normal(0.5);
     }
 
     template <typename Params>
@@ -350,20 +210,20 @@ struct KdaData {
         p.v = v.on(device);
         p.g = g.on(device);
         p.beta = beta.on(device);
-        p.a_log = a_log.on(device);
-        p.dt_bias = dt_bias.on(device);
+        p.a_log = a_log.floats(device);
+        p.dt_bias = dt_bias.floats(device);
         p.out = out.on(device);
     }
 
-    void check(const std::string& what, const char* kernel, int32_t status, Floats& state) {
+    void check_results(const std::string& what, const std::string& kernel, int32_t status, const Mirror& state) const {
         const double bound = bound_of(dtype, 2e-3, 6e-3);
-        report(what, kernel, status, relative(doubles(out.download(), dtype), doubles(out.host, dtype)), bound);
-        report(what + " state", kernel, status, relative(doubles(state.download()), doubles(state.host)), bound);
+        check(what, kernel, status, compare_whole(out).relative, bound);
+        check(what + " state", kernel, status, compare_whole(state).relative, bound);
     }
 
     int32_t dtype;
-    Halves q, k, v, g, beta, out;
-    Floats a_log, dt_bias, initial, final_state;
+    Mirror q, k, v, g, beta, out;
+    Mirror a_log, dt_bias, initial, final_state;
 };
 
 void test_kda_forward(int32_t dtype, int64_t n, int64_t t, int64_t h, int64_t hv, int32_t gate, int32_t layout) {
@@ -375,12 +235,12 @@ void test_kda_forward(int32_t dtype, int64_t n, int64_t t, int64_t h, int64_t hv
         at.initial_state = data.initial.on(device);
         at.final_state = data.final_state.on(device);
     };
-    char kernel[128];
-    const int32_t status = run_both(FLARE_OP_KDA_FORWARD, p, point, flare_kda_forward, flare_kda_forward_workspace, kernel, sizeof(kernel));
+    std::string kernel = "?";
+    const int32_t status = run_both(FLARE_OP_KDA_FORWARD, p, point, flare_kda_forward, flare_kda_forward_workspace, &kernel);
     char what[160];
     std::snprintf(what, sizeof(what), "kda_forward %s N%d T%d H%d/%d gate %d layout %d", name_of(dtype), static_cast<int>(n),
                   static_cast<int>(t), static_cast<int>(h), static_cast<int>(hv), gate, layout);
-    data.check(what, kernel, status, data.final_state);
+    data.check_results(what, kernel, status, data.final_state);
 }
 
 void test_kda_decode(int32_t dtype, int64_t n, int64_t t, int64_t h, int64_t hv, int32_t gate, int32_t layout) {
@@ -392,19 +252,18 @@ void test_kda_decode(int32_t dtype, int64_t n, int64_t t, int64_t h, int64_t hv,
         data.point(at, device);
         at.state = data.initial.on(device);
     };
-    char kernel[128];
-    const int32_t status = run_both(FLARE_OP_KDA_DECODE, p, point, flare_kda_decode, flare_kda_decode_workspace, kernel, sizeof(kernel));
+    std::string kernel = "?";
+    const int32_t status = run_both(FLARE_OP_KDA_DECODE, p, point, flare_kda_decode, flare_kda_decode_workspace, &kernel);
     char what[160];
     std::snprintf(what, sizeof(what), "kda_decode %s N%d T%d H%d/%d gate %d layout %d", name_of(dtype), static_cast<int>(n),
                   static_cast<int>(t), static_cast<int>(h), static_cast<int>(hv), gate, layout);
-    data.check(what, kernel, status, data.initial);
+    data.check_results(what, kernel, status, data.initial);
 }
 
 }  // namespace
 
 int main() {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    if (!has_device()) {
         std::printf("gpu_test: skipped, no CUDA device here\n");
         return kSkipped;
     }
@@ -430,11 +289,11 @@ int main() {
             }
         }
     }
-    std::printf("gpu_test: %d checks, %d failures\n", cases, failures);
-    return failures != 0;
+    return finish("gpu_test");
 }
 
 #else
+#include <cstdio>
 
 int main() {
     std::printf("gpu_test: skipped, built without CUDA\n");
