@@ -41,7 +41,7 @@ void test_kernels() {
     CHECK(plan_sm80(prefill).kernel == Sm80Kernel::kTile);
     CHECK(plan_sm80(prefill).num_splits == 1);
     for (int32_t d : {64, 96, 128, 192, 256}) {
-        CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, d)).kernel == Sm80Kernel::kTile);
+        CHECK(plan_sm80(dense(4, 1000, 1000, 8, 8, d)).kernel == Sm80Kernel::kTile);
     }
     CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, 80)).kernel == Sm80Kernel::kGeneral);
     CHECK(plan_sm80(dense(1, 1000, 1000, 8, 8, 80)).head_dim == 128);
@@ -72,8 +72,15 @@ void test_kernels() {
     CHECK(plan_sm80(dense(1, 3, 4096, 32, 4, 128)).kernel == Sm80Kernel::kGeneral);
     CHECK(plan_sm80(dense(1, 3, 4096, 32, 4, 128)).group == 8);
     CHECK(plan_sm80(dense(1, 8, 4096, 32, 4, 128)).num_m == 1);
-    CHECK(plan_sm80(dense(1, 9, 4096, 32, 4, 128)).kernel == Sm80Kernel::kTile);
     CHECK(plan_sm80(dense(1, 0, 4096, 32, 4, 128)).num_m == 0);
+    // More: together and in splits while that fills the device better, then apart.
+    CHECK(plan_sm80(dense(1, 9, 4096, 32, 4, 128)).group == 8);
+    CHECK(plan_sm80(dense(1, 9, 4096, 32, 4, 128)).num_m == 2);
+    CHECK(plan_sm80(dense(1, 9, 4096, 32, 4, 128)).num_splits > 1);
+    CHECK(plan_sm80(dense(1, 100, 4096, 4, 4, 128)).kernel == Sm80Kernel::kGeneral);
+    CHECK(plan_sm80(dense(16, 128, 4096, 32, 4, 128)).kernel == Sm80Kernel::kTile);
+    CHECK(plan_sm80(dense(16, 128, 4096, 32, 4, 128)).num_splits == 1);
+    CHECK(plan_sm80(dense(1, 2000, 4096, 4, 4, 128)).kernel == Sm80Kernel::kTile);
 }
 
 // Few visible keys a row: small tiles, so that little beyond them is computed.
@@ -123,20 +130,22 @@ void test_splits() {
 
 void test_workspace() {
     CHECK(sm80_workspace(dense(8, 4096, 4096, 32, 8, 128)) == 0);
-    uint64_t largest = 0;
-    for (int32_t batch = 1; batch <= 300; ++batch) {
-        FwdParams p = dense(batch, 1, 9000, 32, 8, 128);
-        const Sm80Plan plan = plan_sm80(p);
-        const uint64_t rows = uint64_t{32} * static_cast<uint64_t>(batch);
-        const uint64_t used = plan.num_splits > 1 ? rows * static_cast<uint64_t>(plan.num_splits) * (128 + 1) * 4 : 0;
-        CHECK(sm80_workspace(p) >= used);
-        CHECK(sm80_workspace(p) >= largest);  // what serves a batch serves smaller ones
-        largest = sm80_workspace(p);
-        p.num_splits = 7;
-        CHECK(sm80_workspace(p) >= rows * 7 * (128 + 1) * 4);
-        p.num_splits = 0;
-        p.deterministic = 1;
-        CHECK(sm80_workspace(p) >= rows * 5 * (128 + 1) * 4);
+    for (int32_t seqlen_q : {1, 9, 128}) {
+        uint64_t largest = 0;
+        for (int32_t batch = 1; batch <= 300; ++batch) {
+            FwdParams p = dense(batch, seqlen_q, 9000, 32, 8, 128);
+            const Sm80Plan plan = plan_sm80(p);
+            const uint64_t rows = uint64_t{32} * static_cast<uint64_t>(seqlen_q) * static_cast<uint64_t>(batch);
+            const uint64_t used = plan.num_splits > 1 ? rows * static_cast<uint64_t>(plan.num_splits) * (128 + 1) * 4 : 0;
+            CHECK(sm80_workspace(p) >= used);
+            CHECK(sm80_workspace(p) >= largest);  // what serves a batch serves smaller ones
+            largest = sm80_workspace(p);
+            p.num_splits = 7;
+            CHECK(sm80_workspace(p) >= rows * 7 * (128 + 1) * 4);
+            p.num_splits = 0;
+            p.deterministic = 1;
+            CHECK(seqlen_q > 9 || sm80_workspace(p) >= rows * 5 * (128 + 1) * 4);
+        }
     }
 }
 
@@ -144,7 +153,32 @@ void test_choice_on_hopper() {
     CHECK(sm80_is_faster(dense(64, 1, 8192, 32, 8, 128)));
     CHECK(sm80_is_faster(dense(1, 1, 100, 32, 32, 64)));
     CHECK(sm80_is_faster(dense(1, 5, 8192, 32, 8, 128)));
-    CHECK(!sm80_is_faster(dense(1, 64, 8192, 32, 8, 128)));
+    // Heads of a group in one tile, splits on all SMs; until Hopper's own tiles are full and enough.
+    CHECK(sm80_is_faster(dense(1, 64, 8192, 8, 1, 128)));
+    CHECK(sm80_is_faster(dense(1, 16, 32768, 64, 8, 128)));
+    CHECK(!sm80_is_faster(dense(1, 128, 32768, 64, 8, 128)));
+    CHECK(sm80_is_faster(dense(4, 16, 4096, 64, 8, 128)));
+    CHECK(sm80_is_faster(dense(16, 16, 4096, 64, 8, 128)));
+    CHECK(!sm80_is_faster(dense(16, 64, 4096, 64, 8, 128)));
+    CHECK(sm80_is_faster(dense(4, 8, 4096, 64, 8, 256)));
+    CHECK(!sm80_is_faster(dense(1, 16, 1024, 64, 8, 128)));
+    CHECK(sm80_is_faster(dense(1, 64, 16384, 4, 4, 128)));
+    CHECK(!sm80_is_faster(dense(1, 512, 512, 16, 16, 128)));
+    FwdParams forced = dense(1, 16, 32768, 64, 8, 128);
+    forced.num_splits = 1;
+    CHECK(!sm80_is_faster(forced));
+    // Which kernel makes a deterministic result doesn't depend on the batch.
+    for (int32_t rows : {1, 4, 8, 9, 40, 128}) {
+        for (int32_t batch : {1, 3, 20, 300}) {
+            FwdParams one = dense(1, rows, 5000, 32, 4, 128);
+            one.deterministic = 1;
+            FwdParams many = dense(batch, rows, 5000, 32, 4, 128);
+            many.deterministic = 1;
+            CHECK(plan_sm80(one).kernel == plan_sm80(many).kernel);
+            CHECK(plan_sm80(one).num_splits == plan_sm80(many).num_splits);
+            CHECK(sm80_is_faster(one) == sm80_is_faster(many));
+        }
+    }
     FwdParams fp8 = dense(64, 1, 8192, 32, 8, 128);  // fp32 arithmetic is slower than anything
     fp8.dtype = DType::kFp8E4m3;
     CHECK(!sm80_is_faster(fp8));

@@ -25,11 +25,12 @@ struct Sm80TileShape {
     int32_t head_dim_v;
     int32_t block_m;
     int32_t block_n;
+    int32_t blocks_per_sm;
     int32_t most_keys;  // that a row may see on average; 0 = any
 };
 
 #define FLARE_ATTENTION_SM80(id, d, dv, block_m, block_n, warps, stages, blocks_per_sm, most_keys) \
-    {d, dv, block_m, block_n, most_keys},
+    {d, dv, block_m, block_n, blocks_per_sm, most_keys},
 inline constexpr Sm80TileShape kSm80Tiles[] = {
 #include "forward_sm80_configs.inc"
 };
@@ -43,7 +44,10 @@ inline constexpr int32_t kSplitUnit = 64;             // keys; equal splits are 
 inline constexpr int32_t kDeterministicSplit = 2048;  // keys of a split whose size mustn't depend on the batch
 inline constexpr int32_t kMostAutomaticSplits = 128;
 inline constexpr int32_t kFewestKeysToSplit = 512;
-inline constexpr int32_t kShortQueryRows = 64;  // sequences with more rows (tokens times group) fill the device unsplit
+// Rows of a sequence (tokens times group) that may share tiles and be split over the keys. What mustn't depend on the batch
+// can't depend on estimated times either.
+inline constexpr int32_t kShortQueryRows = 1024;
+inline constexpr int32_t kDeterministicShortQueryRows = 64;
 
 struct Sm80Plan {
     Sm80Kernel kernel;
@@ -68,22 +72,26 @@ inline int64_t visible_span(const FwdParams& p) {
     return std::min<int64_t>(p.seqlen_k, int64_t{p.window_left} + p.window_right + longest_q(p));
 }
 
+// Splits and how long they take, in keys of a block.
+struct SplitEstimate {
+    int32_t splits;
+    int64_t keys;
+};
+
 // Splits that finish first, when `slots` blocks run at a time, a block costs as much as 128 keys to start, and each split as
 // much as 12 to merge. Of the splits measured on one H200 (B = 1 to 128, 4096 to 131072 keys) this takes the best or one within
 // 3 %.
-inline int32_t best_splits(int64_t tiles, int64_t span, int64_t slots, int64_t most) {
+inline SplitEstimate best_splits(int64_t tiles, int64_t span, int64_t slots, int64_t most) {
     most = std::min<int64_t>({most, kMostAutomaticSplits, span / (kFewestKeysToSplit / 2)});
-    int64_t best = 1;
-    int64_t best_cost = INT64_MAX;
+    SplitEstimate best{1, INT64_MAX};
     for (int64_t splits = 1; splits <= std::max<int64_t>(1, most); ++splits) {
         const int64_t keys = (span + splits - 1) / splits;
         const int64_t cost = (tiles * splits + slots - 1) / slots * (keys + 128) + 12 * splits;
-        if (cost < best_cost - best_cost / 64) {
-            best = splits;
-            best_cost = cost;
+        if (splits == 1 || cost < best.keys - best.keys / 64) {
+            best = {static_cast<int32_t>(splits), cost};
         }
     }
-    return static_cast<int32_t>(best);
+    return best;
 }
 
 // Automatic splits store at most this many partial rows.
@@ -91,9 +99,9 @@ inline int64_t partial_row_limit(const FwdParams& p) {
     return int64_t{256} * p.sm_count;
 }
 
-// Few rows: their tiles alone wouldn't fill the device.
 inline bool has_short_queries(const FwdParams& p) {
-    return longest_q(p) * (p.heads_q / p.heads_kv) <= kShortQueryRows;
+    return longest_q(p) * (p.heads_q / p.heads_kv) <=
+           (p.deterministic != 0 ? kDeterministicShortQueryRows : kShortQueryRows);
 }
 
 inline bool splits_automatically(const FwdParams& p) {
@@ -156,15 +164,76 @@ inline int32_t find_sm80_tile(const FwdParams& p) {
     return -1;
 }
 
+inline constexpr int64_t kMergeKeys = 100;  // what the launch of the merge costs
+
+inline int32_t general_blocks_per_sm(int32_t head_dim) {
+    return head_dim == 64 ? 3 : 2;
+}
+
+// Blocks that run at a time.
+inline int64_t slots_of(const FwdParams& p, Sm80Kernel kernel, int32_t head_dim) {
+    const int32_t per_sm = kernel == Sm80Kernel::kGeneral ? general_blocks_per_sm(head_dim) : head_dim == 256 ? 1 : 2;
+    return int64_t{p.sm_count} * per_sm;
+}
+
+// Automatic splits of tiles of `block_m` rows that hold all heads of a group.
+inline SplitEstimate estimate_splits(const FwdParams& p, Sm80Kernel kernel, int32_t head_dim, int32_t block_m) {
+    const int64_t rows = longest_q(p) * (p.heads_q / p.heads_kv);
+    const int64_t tiles = (rows + block_m - 1) / block_m * p.batch * p.heads_kv;
+    const int64_t total_rows = std::max<int64_t>(1, int64_t{p.batch} * longest_q(p) * p.heads_q);
+    const int64_t most = splits_automatically(p) ? partial_row_limit(p) / total_rows : 1;
+    return best_splits(tiles, visible_span(p), slots_of(p, kernel, head_dim), most);
+}
+
+// The general kernel and the merge of its splits. Softcap and ALiBi are exact here, and slower for it.
+inline int64_t estimate_general(const FwdParams& p) {
+    const SplitEstimate best = estimate_splits(p, Sm80Kernel::kGeneral, padded_head_dim(p), kGeneralRows);
+    const bool transforms = p.softcap > 0.0f || p.alibi_slopes != nullptr;
+    return (transforms ? best.keys * 4 / 3 : best.keys) + (best.splits > 1 ? kMergeKeys : 0);
+}
+
+// How long other kernels take without splits, in keys of a block of the general kernel (measured on one H200). An SM full of
+// tiles of kTile gets 1.6 times as far with its rows, or 1.15 times with one stage, and pads nothing; a block alone on its SM
+// takes about half of the time.
+inline int64_t estimate_tile(const FwdParams& p, const Sm80TileShape& tile) {
+    const int64_t tiles = (longest_q(p) + tile.block_m - 1) / tile.block_m * p.batch * p.heads_q;
+    const int64_t slots = int64_t{tile.blocks_per_sm} * p.sm_count;
+    const int64_t general_rows = kGeneralRows * general_blocks_per_sm(padded_head_dim(p));
+    const int64_t percent = tile.block_m == 128 || tile.head_dim == 64 ? 160 : 115;
+    const int64_t work = (tile.block_m * tile.blocks_per_sm) * (p.head_dim + p.head_dim_v) * 50;
+    const int64_t keys = (tiles + slots - 1) / slots * (visible_span(p) + 128) * work /
+                         (general_rows * padded_head_dim(p) * percent);
+    return tiles > p.sm_count ? keys : keys * (tile.blocks_per_sm == 2 ? 60 : 48) / 100;
+}
+
+inline int64_t estimate_hopper(const FwdParams& p) {
+    const auto rounds = [&](int32_t rows, int32_t blocks_per_sm) {
+        const int32_t workers = blocks_per_sm * p.sm_count;
+        const int64_t tiles = (longest_q(p) + rows - 1) / rows * p.batch * p.heads_q;
+        return (tiles + workers - 1) / workers;
+    };
+    int64_t number = rounds(p.head_dim <= 96 ? 192 : 128, 1);
+    if (p.head_dim == 64 && mean_visible_keys(p) <= 640) {
+        number = std::min(number, rounds(64, 3));
+    }
+    const int64_t percent = p.head_dim == 96 ? 40 : 15 * (p.head_dim + p.head_dim_v) / padded_head_dim(p);
+    return number * (visible_span(p) * percent / 100 + 90) + 40;
+}
+
 inline Sm80Plan plan_sm80(const FwdParams& p) {
     Sm80Plan plan{};
     plan.tile = -1;
     plan.num_splits = p.num_splits > 0 ? p.num_splits : 1;
     const int32_t heads_per_kv = p.heads_q / p.heads_kv;
     const int64_t rows = longest_q(p) * heads_per_kv;
-    const bool tensor_cores = suits_tensor_cores(p);
     const bool short_query = has_short_queries(p);
-    if (!tensor_cores) {
+    const auto prefers_tile = [&](const Sm80TileShape& tile) {
+        if (!short_query || p.seqlen_k < kFewestKeysToSplit) {
+            return true;
+        }
+        return p.deterministic == 0 && estimate_tile(p, tile) <= estimate_general(p);
+    };
+    if (!suits_tensor_cores(p)) {
         plan.kernel = Sm80Kernel::kFma;
         plan.block_m = kFmaRows;
         plan.group = heads_per_kv;
@@ -173,7 +242,7 @@ inline Sm80Plan plan_sm80(const FwdParams& p) {
         plan.head_dim = padded_head_dim(p);
         plan.block_m = kDecodeRows;
         plan.group = heads_per_kv;
-    } else if (const int32_t tile = find_sm80_tile(p); tile >= 0 && !(short_query && p.seqlen_k >= kFewestKeysToSplit)) {
+    } else if (const int32_t tile = find_sm80_tile(p); tile >= 0 && prefers_tile(kSm80Tiles[tile])) {
         plan.kernel = Sm80Kernel::kTile;
         plan.tile = tile;
         plan.head_dim = p.head_dim;
@@ -188,25 +257,28 @@ inline Sm80Plan plan_sm80(const FwdParams& p) {
     }
     const int64_t tile_rows = longest_q(p) * plan.group;
     plan.num_m = static_cast<int32_t>((tile_rows + plan.block_m - 1) / plan.block_m);
-    if (splits_automatically(p)) {
+    if (splits_automatically(p) && plan.kernel != Sm80Kernel::kTile) {
         if (p.deterministic != 0) {
             plan.split_keys = kDeterministicSplit;
             plan.num_splits = (p.seqlen_k + kDeterministicSplit - 1) / kDeterministicSplit;
         } else {
-            const int64_t tiles = int64_t{plan.num_m} * p.batch * (p.heads_q / plan.group);
-            const int64_t total_rows = std::max<int64_t>(1, int64_t{p.batch} * longest_q(p) * p.heads_q);
-            const int64_t slots = int64_t{p.sm_count} * (plan.head_dim == 256 ? 1 : 2);
-            plan.num_splits = best_splits(tiles, visible_span(p), slots, partial_row_limit(p) / total_rows);
+            plan.num_splits = estimate_splits(p, plan.kernel, plan.head_dim, plan.block_m).splits;
         }
     }
     return plan;
 }
 
 // Where both can run it: whether this path is faster on Hopper than the kernel made for that. It is for short queries: heads of
-// a group share the keys read, and splits fill the device.
+// a group share the keys read and the rows of a tile, and splits fill the device.
 inline bool sm80_is_faster(const FwdParams& p) {
     const Sm80Plan plan = plan_sm80(p);
-    return plan.kernel == Sm80Kernel::kDecode || (plan.kernel == Sm80Kernel::kGeneral && plan.num_splits > 1);
+    if (plan.kernel != Sm80Kernel::kGeneral) {
+        return plan.kernel == Sm80Kernel::kDecode;
+    }
+    if (p.deterministic != 0 || !splits_automatically(p)) {
+        return plan.num_splits > 1;
+    }
+    return estimate_general(p) < estimate_hopper(p);
 }
 
 }  // namespace flare::attention
