@@ -3,6 +3,6 @@
 
 namespace flare::attention {
 
-FLARE_DEFINE_LAUNCH_SM80_GENERAL(64, 2)
+FLARE_DEFINE_LAUNCH_SM80_GENERAL(64, 4)
 
 }  // namespace flare::attention

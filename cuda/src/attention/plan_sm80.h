@@ -164,10 +164,10 @@ inline int32_t find_sm80_tile(const FwdParams& p) {
     return -1;
 }
 
-inline constexpr int64_t kMergeKeys = 100;  // what the launch of the merge costs
+inline constexpr int64_t kMergeKeys = 50;  // what the launch of the merge costs
 
 inline int32_t general_blocks_per_sm(int32_t head_dim) {
-    return head_dim == 64 ? 3 : 2;
+    return head_dim == 64 ? 4 : head_dim == 128 ? 3 : 2;
 }
 
 // Blocks that run at a time.
@@ -193,31 +193,32 @@ inline int64_t estimate_general(const FwdParams& p) {
 }
 
 // How long other kernels take without splits, in keys of a block of the general kernel (measured on one H200). An SM full of
-// tiles of kTile gets 1.6 times as far with its rows, or 1.15 times with one stage, and pads nothing; a block alone on its SM
+// tiles of kTile gets 1.45 times as far with its rows, or 1.15 times with one stage, and pads nothing; a block alone on its SM
 // takes about half of the time.
 inline int64_t estimate_tile(const FwdParams& p, const Sm80TileShape& tile) {
     const int64_t tiles = (longest_q(p) + tile.block_m - 1) / tile.block_m * p.batch * p.heads_q;
     const int64_t slots = int64_t{tile.blocks_per_sm} * p.sm_count;
     const int64_t general_rows = kGeneralRows * general_blocks_per_sm(padded_head_dim(p));
-    const int64_t percent = tile.block_m == 128 || tile.head_dim == 64 ? 160 : 115;
+    const int64_t percent = tile.block_m == 128 || tile.head_dim == 64 ? 145 : 115;
     const int64_t work = (tile.block_m * tile.blocks_per_sm) * (p.head_dim + p.head_dim_v) * 50;
     const int64_t keys = (tiles + slots - 1) / slots * (visible_span(p) + 128) * work /
                          (general_rows * padded_head_dim(p) * percent);
-    return tiles > p.sm_count ? keys : keys * (tile.blocks_per_sm == 2 ? 60 : 48) / 100;
+    return tiles > p.sm_count ? keys : keys * (tile.blocks_per_sm == 2 ? 60 : 52) / 100;
 }
 
 inline int64_t estimate_hopper(const FwdParams& p) {
-    const auto rounds = [&](int32_t rows, int32_t blocks_per_sm) {
-        const int32_t workers = blocks_per_sm * p.sm_count;
+    const auto rounds = [&](int64_t rows, int64_t blocks_per_sm) {
         const int64_t tiles = (longest_q(p) + rows - 1) / rows * p.batch * p.heads_q;
-        return (tiles + workers - 1) / workers;
+        return (tiles + blocks_per_sm * p.sm_count - 1) / (blocks_per_sm * p.sm_count);
     };
     int64_t number = rounds(p.head_dim <= 96 ? 192 : 128, 1);
     if (p.head_dim == 64 && mean_visible_keys(p) <= 640) {
         number = std::min(number, rounds(64, 3));
     }
-    const int64_t percent = p.head_dim == 96 ? 40 : 15 * (p.head_dim + p.head_dim_v) / padded_head_dim(p);
-    return number * (visible_span(p) * percent / 100 + 90) + 40;
+    const int32_t padded = padded_head_dim(p);
+    const int64_t full = p.head_dim == 96 ? 40 : padded == 64 ? 27 : padded == 128 ? 23 : 30;  // percent, of padded dimensions
+    const int64_t keys = visible_span(p) * full * (p.head_dim + p.head_dim_v) / (200 * padded);
+    return number * (keys + 70) + 30;
 }
 
 inline Sm80Plan plan_sm80(const FwdParams& p) {
