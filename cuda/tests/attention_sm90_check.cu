@@ -190,6 +190,26 @@ void extras(int d, int dv) {
 }
 #endif
 
+// Every element takes the sign given.
+template <typename T>
+__global__ void set_signs(void* p, int64_t count, float sign) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+        Bits<T>::store(p, i, copysignf(Bits<T>::load(p, i), sign));
+    }
+}
+
+// The maximum of a row is taken otherwise while it is negative: over all keys, and over those behind the first 300, which
+// come first.
+template <typename T>
+void negative(int d, int dv) {
+    for (int64_t first : {0, 300}) {
+        const FwdParams p = make_params<T>({1, 2, 1, 250, 1000, d, dv, -1, -1}, 0, 81);
+        set_signs<T><<<64, 256>>>(const_cast<void*>(p.q), int64_t{250} * 2 * d, 1.0f);
+        set_signs<T><<<64, 256>>>(static_cast<T*>(const_cast<void*>(p.k)) + first * d, (1000 - first) * d, -1.0f);
+        verify<T>(p, "negative scores", size_t(250) * 2 * dv * 2, 1);
+    }
+}
+
 template <typename T>
 void padded(int d, int dv) {
     for (int right : {-1, 0}) {
@@ -207,6 +227,7 @@ void all(int d, int dv, bool small) {
         verify_shape<T>({1, 2, 1, 200, 333, d, dv, 64, 3}, "window");
     }
     padded<T>(d, dv);
+    negative<T>(d, dv);
 #ifndef FLARE_VARIANT
     extras<T>(d, dv);
 #endif

@@ -223,7 +223,7 @@ struct Sm90Consumer {
     static constexpr int kOutputs = Cfg::kHeadDimV / 2;
     static constexpr int kStepElements = 32 / Cfg::kElement;  // of the reduction, a wgmma
     // e4m3 ends at 448 = 2^8.8.
-    using Softmax = OnlineSoftmax<Cfg::kFp8 ? 8 : 0, Cfg::kSlackQuarters>;
+    using Softmax = OnlineSoftmax<Cfg::kFp8 ? 8 : 0, Cfg::kSlackQuarters, true>;
     using Turn = pipe::PingPong<Cfg::kConsumers, 1>;
 
     const Sm90Args& args;

@@ -14,7 +14,8 @@ namespace flare::attention {
 // kOffset: weights are 2^kOffset times what they are named, to use more of e4m3's range; sums likewise, so outputs are not.
 // kSlack: the maximum follows only when it has grown by more than kSlack binary orders; until then weights exceed 1, up to
 // 2^kSlack, which the final division undoes. The output then needs rescaling seldom.
-template <int kOffset, int kSlackQuarters>
+// kIntegerMax: scores join the maximum three at a time, as integers, where they can: for Hopper, which has an instruction for it.
+template <int kOffset, int kSlackQuarters, bool kIntegerMax>
 struct OnlineSoftmax {
     static constexpr float kSlack = 0.25f * kSlackQuarters;
     float row_max[2];
@@ -29,9 +30,14 @@ struct OnlineSoftmax {
     template <int kCount>
     __device__ __forceinline__ void update(float (&s)[kCount], float (&alpha)[2], float scale_log2) {
         float base[2];
+        // Bits of floats without a sign are ordered like integers, and above all that have one.
+        bool signless = false;
+        if constexpr (kIntegerMax) {
+            signless = !__any_sync(0xffffffffu, (__float_as_int(row_max[0]) | __float_as_int(row_max[1])) < 0);
+        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float new_max = highest(s, r);
+            float new_max = tile::quad_max(signless ? own_highest_of_bits(s, r) : own_highest(s, r));
             if constexpr (kSlackQuarters > 0) {
                 // Both -inf: NaN, which compares false.
                 new_max = (new_max - row_max[r]) * scale_log2 > kSlack ? new_max : row_max[r];
@@ -77,6 +83,12 @@ struct OnlineSoftmax {
     // Of what row r has seen, with s.
     template <int kCount>
     __device__ __forceinline__ float highest(const float (&s)[kCount], int r) const {
+        return tile::quad_max(own_highest(s, r));
+    }
+
+    // The same of what this thread has of s.
+    template <int kCount>
+    __device__ __forceinline__ float own_highest(const float (&s)[kCount], int r) const {
         float even = row_max[r];
         float odd = s[2 * r + 1];
         even = fmaxf(even, s[2 * r]);
@@ -85,7 +97,21 @@ struct OnlineSoftmax {
             even = fmaxf(even, s[i + 2 * r]);
             odd = fmaxf(odd, s[i + 2 * r + 1]);
         }
-        return tile::quad_max(fmaxf(even, odd));
+        return fmaxf(even, odd);
+    }
+
+    // And on the bits, where the running maximum has no sign: Hopper has a maximum of three integers, not of three floats, at
+    // the same rate as one of two. kCount is a multiple of 8.
+    template <int kCount>
+    __device__ __forceinline__ float own_highest_of_bits(const float (&s)[kCount], int r) const {
+        int even = __float_as_int(row_max[r]);
+        int odd = even;
+#pragma unroll
+        for (int i = 2 * r; i + 4 < kCount; i += 8) {
+            even = max(max(even, __float_as_int(s[i])), __float_as_int(s[i + 4]));
+            odd = max(max(odd, __float_as_int(s[i + 1])), __float_as_int(s[i + 5]));
+        }
+        return __int_as_float(max(even, odd));
     }
 
     // What is subtracted. A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
@@ -124,7 +150,7 @@ struct OnlineSoftmax {
     }
 };
 
-using Softmax = OnlineSoftmax<0, 0>;
+using Softmax = OnlineSoftmax<0, 0, false>;
 
 // Weights to the A operand of the second product, without a shuffle. 16-bit: the accumulator layout is the operand layout.
 // e4m3: position 4 t + b of an operand's 16 columns holds key 8 (b / 2) + 2 t + b % 2, which the transposed V repeats.
