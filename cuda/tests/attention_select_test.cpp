@@ -65,11 +65,16 @@ void expect_status(const FwdParams& p, int32_t status, const char* what) {
 
 void instances() {
     expect_name(make(64, 64, 4096, 4096, -1, -1), "attention_sm90_d64", "D=64 full");
-    expect_name(make(64, 64, 512, 512, -1, -1), "attention_sm90_d64", "D=64 full, few keys");
-    expect_name(make(64, 64, 1024, 1024, -1, 0), "attention_sm90_d64_short", "D=64 causal, 1024 keys");
-    expect_name(make(64, 64, 2048, 2048, -1, 0), "attention_sm90_d64", "D=64 causal, 2048 keys");
-    expect_name(make(64, 64, 16384, 16384, 511, 0), "attention_sm90_d64_short", "D=64 window of 512");
-    expect_name(make(64, 64, 16384, 16384, 2047, 0), "attention_sm90_d64", "D=64 window of 2048");
+    expect_name(make(64, 64, 512, 512, -1, -1), "attention_sm90_d64", "D=64 full, few keys, few tiles");
+    expect_name(make(64, 64, 1024, 1024, -1, 0), "attention_sm90_d64_short", "D=64 causal, 1024 keys, few tiles");
+    expect_name(make(64, 64, 2048, 2048, -1, 0), "attention_sm90_d64", "D=64 causal, 2048 keys, few tiles");
+    expect_name(make(64, 64, 16384, 1024, -1, -1), "attention_sm90_d64_quad", "D=64 full, few keys");
+    expect_name(make(64, 64, 6145, 1024, -1, 0), "attention_sm90_d64_quad", "D=64 causal, few keys");
+    expect_name(make(64, 64, 6144, 1024, -1, 0), "attention_sm90_d64_short", "D=64 causal, few keys, tiles one too few");
+    expect_name(make(64, 64, 16384, 16384, 511, 0), "attention_sm90_d64_quad", "D=64 window of 512");
+    expect_name(make(64, 64, 16384, 16384, 2047, 0), "attention_sm90_d64_quad", "D=64 window of 2048");
+    expect_name(make(64, 64, 16384, 16384, 2048, 0), "attention_sm90_d64", "D=64 window of 2049");
+    expect_name(make(64, 64, 16384, 1025, -1, -1), "attention_sm90_d64", "D=64 full, 1025 keys");
     expect_name(make(96, 96, 100, 100, -1, 0), "attention_sm90_d96", "D=96");
     expect_name(make(128, 128, 1024, 1024, -1, -1), "attention_sm90_d128", "D=128, 1024 keys");
     expect_name(make(128, 128, 2048, 2048, -1, -1), "attention_sm90_d128_wide", "D=128 full, 2048 keys");

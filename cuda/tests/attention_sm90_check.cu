@@ -210,6 +210,25 @@ void negative(int d, int dv) {
     }
 }
 
+// Tiles enough for the instance whose warpgroups see different key blocks.
+template <typename T>
+void many_tiles(int d, int dv, bool small) {
+    if (small) {
+        verify_shape<T>({1, 396, 4, 33, 100, d, dv, 30, 0}, "window, many tiles", 2);
+        return;
+    }
+    for (int sq : {1, 64, 255, 256, 321}) {
+        for (int sk : {1, 65, 256, 700}) {
+            verify_shape<T>({4, 99, 11, sq, sk, d, dv, -1, -1}, "full, many tiles");
+            verify_shape<T>({4, 99, 11, sq, sk, d, dv, -1, 0}, "causal, many tiles", 2);
+            for (int w : {0, 1, 64, 130}) {
+                verify_shape<T>({4, 99, 11, sq, sk, d, dv, w, 0}, "window, many tiles");
+                verify_shape<T>({4, 99, 11, sq, sk, d, dv, w, 70}, "window, many tiles");
+            }
+        }
+    }
+}
+
 template <typename T>
 void padded(int d, int dv) {
     for (int right : {-1, 0}) {
@@ -228,6 +247,9 @@ void all(int d, int dv, bool small) {
     }
     padded<T>(d, dv);
     negative<T>(d, dv);
+    if (d == 64) {
+        many_tiles<T>(d, dv, small);
+    }
 #ifndef FLARE_VARIANT
     extras<T>(d, dv);
 #endif

@@ -36,9 +36,15 @@ int find_instance(const FwdParams& p) {
     if (elements == Sm90Elements::k16Bit && p.head_dim == p.head_dim_v) {
         const bool plain = p.softcap == 0.0f && p.alibi_slopes == nullptr && !has_device_lengths(p);
         const bool masked = p.window_left >= 0 || p.window_right >= 0;
-        // Small blocks, several an SM, where tiles are short and edges much of them: one's start and end run under the others.
-        if (p.head_dim == 64 && plain && masked && keys <= 640) {
-            return k_d64_short;
+        // Small key blocks where tiles are short and edges much of them. Four warpgroups without turns share their loads, and
+        // each works on the blocks that it sees; where their tiles are too few for the GPU, small ones, several an SM, are more.
+        if (p.head_dim == 64 && plain && keys <= (masked ? 2048 : 1024)) {
+            if ((int64_t{p.seqlen_q} + 255) / 256 * p.batch * p.heads_q >= 3 * int64_t{p.sm_count}) {
+                return k_d64_quad;
+            }
+            if (masked && keys <= 640) {
+                return k_d64_short;
+            }
         }
         // Two blocks that share their keys save power where many keys follow each other, and lose time at edges.
         const bool pair = plain && keys >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0;

@@ -10,7 +10,7 @@
 // Schedule of a consumer, S(n) = Q K(n)^T and O += P(n) V(n), blocks from the last key to the first: issue S(n), issue
 // PV(n+1), wait S(n), softmax(n), wait PV(n+1), rescale O. A tile ends with its last PV alone; the first S of the next one
 // runs under the store of its output. With kPingPong the warpgroups take turns at issuing, so that one's softmax runs under
-// the other's products.
+// the other's products. With kPassesBlocks a warpgroup works on the key blocks that its own rows see, and only passes others.
 //
 // Shared memory (bytes), 1024-aligned, in this order; E = element size:
 //   q    kQStages * kBlockM * D * E    tile format of tile/smem_layout.cuh
@@ -241,6 +241,8 @@ struct Sm90Consumer {
     int key_of_row[2];  // position of the row on the key axis, relative to keys.first_key and this thread's column 0
     int keys_end;       // seqlen_k, relative likewise
     KeyRange keys;
+    int own_begin;  // of the tile's key blocks, those that this warpgroup works on
+    int own_end;
     float alibi_slope;
     // fp8: descales of q and k in the factors of Sm90Args, and whether they make scores negative.
     float unit;
@@ -331,6 +333,12 @@ struct Sm90Consumer {
         const int first_row = tile.m0 + static_cast<int>(warpgroup) * 64;
         keys.mask_edges<Cfg::kBlockN>(first_row, first_row + 64, tile.seqlen_q, tile.seqlen_k, args.params.window_left,
                                       args.params.window_right);
+        own_begin = 0;
+        own_end = keys.num_blocks;
+        if constexpr (Cfg::kPassesBlocks) {
+            keys.own_blocks<Cfg::kBlockN>(first_row, min(first_row + 64, tile.seqlen_q), tile.seqlen_q, tile.seqlen_k,
+                                          args.params.window_left, args.params.window_right, own_begin, own_end);
+        }
         key_of_row[0] = tile.m0 + row_in_tile + tile.seqlen_k - tile.seqlen_q - shift;
         key_of_row[1] = key_of_row[0] + 8;
         keys_end = tile.seqlen_k - shift;
@@ -414,10 +422,27 @@ struct Sm90Consumer {
         }
     }
 
+    // Takes part in the hand-over of key blocks, and of turns, without work on them.
+    __device__ __forceinline__ void pass_blocks(int count) {
+        if constexpr (Cfg::kPassesBlocks) {
+            for (int i = 0; i < count; ++i) {
+                take_turn();
+                pass_turn();
+                ptx::mbarrier_wait(smem.k_full(k_state.stage), k_state.phase);
+                release_k();
+                acquire_v(v_state);
+                release_v();
+            }
+            // Uniform for the compiler, too, in spite of the loop.
+            k_state.stage = static_cast<uint32_t>(ptx::uniform(static_cast<int32_t>(k_state.stage)));
+            v_state.stage = static_cast<uint32_t>(ptx::uniform(static_cast<int32_t>(v_state.stage)));
+        }
+    }
+
     // Scores of block n have been waited for: free what they were read from, make them weights.
     __device__ __forceinline__ void scores_to_weights(float (&s)[kScores], float (&alpha)[2], Softmax& softmax, int n) {
         release_k();
-        if (n == 0) {
+        if (n == own_begin) {
             release_q();
         }
         transform_scores(s, n);
@@ -436,6 +461,7 @@ struct Sm90Consumer {
 
     // The first S of a tile: nothing runs beside it but the store of the tile before.
     __device__ __forceinline__ void issue_first_scores(float (&s)[kScores]) {
+        pass_blocks(keys.num_blocks - own_end);
         acquire_q();
         take_turn();
         issue_scores(s);
@@ -459,17 +485,18 @@ struct Sm90Consumer {
             Softmax softmax;
             softmax.reset();
             zero(o);
-            scores_to_weights(s, alpha, softmax, keys.num_blocks - 1);
+            scores_to_weights(s, alpha, softmax, own_end - 1);
             if constexpr (Cfg::kSoftmaxUnderOutput) {
                 acquire_v(v_state);
             }
             pack_weights<T>(p, s);
             // NOTE: what the inner loop branches on and builds descriptors from has to be uniform for the compiler, too.
-            keys.num_blocks = ptx::uniform(keys.num_blocks);
+            own_begin = ptx::uniform(own_begin);
+            own_end = ptx::uniform(own_end);
             keys.right_masked_from = ptx::uniform(keys.right_masked_from);
             keys.left_masked_until = ptx::uniform(keys.left_masked_until);
             desc_q = query_desc();
-            for (int n = keys.num_blocks - 2; n >= 0; --n) {
+            for (int n = own_end - 2; n >= own_begin; --n) {
                 take_turn();
                 issue_scores(s);
                 issue_output(o, p);
@@ -498,11 +525,13 @@ struct Sm90Consumer {
             issue_output(o, p);
             RowEnd ends[2];
             finish_rows(place, softmax, ends);
+            const int unseen = own_begin;
             const Sm90Place following = next_tile(cursor);
             ptx::wgmma_wait<0>();
             ptx::fence_registers(o);
             ptx::fence_registers(p);
             release_v();
+            pass_blocks(unseen);
             if (following.tile < 0) {
                 store(o, ends);
                 return;

@@ -65,15 +65,18 @@ struct Sm90Config {
 
     // Of Softmax. Seldom rescaling the output pays where that is much of the work; its branch costs elsewhere.
     static constexpr int kSlackQuarters = kHeadDimV >= 256 ? 32 : 0;
+    // Warpgroups pass over key blocks that only others' rows see. Of two of them hardly any block is such.
+    static constexpr bool kPassesBlocks = kConsumers * kCluster > 2;
     // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too.
     static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
 
     // One block an SM: a producer warpgroup, whose registers go to the consumers. More: as few producer warps as do.
     static constexpr int kProducerWarps = kBlocksPerSm == 1 ? 4 : kFp8 ? 1 + kTransposeWarps : kDeviceLengths ? 2 : 1;
     static constexpr int kThreads = 128 * kConsumers + 32 * kProducerWarps;
-    static constexpr int kEntryRegs = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : 128;
-    static constexpr int kProducerRegs = kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 ? 40 : 24) : 32;
-    static constexpr int kConsumerRegs = kConsumers == 1 ? 256 : kConsumers == 2 ? (kFp8 ? 232 : 240) : 160;
+    static constexpr int kEntryRegs = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : kConsumers == 3 ? 128 : 96;
+    static constexpr int kProducerRegs = kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 ? 40 : 24) : kConsumers == 3 ? 32 : 24;
+    static constexpr int kConsumerRegs =
+        kConsumers == 1 ? 256 : kConsumers == 2 ? (kFp8 ? 232 : 240) : kConsumers == 3 ? 160 : 112;
 
     static constexpr uint32_t kBytesQ = kBlockM * kHeadDim * kElement;
     static constexpr uint32_t kBytesK = kBlockN * kHeadDim * kElement;
@@ -98,7 +101,7 @@ struct Sm90Config {
     static_assert(kHeadDim % (kSpan * kCluster) == 0 && kHeadDimV % (kSpan * kCluster) == 0, "whole chunks");
     static_assert(kCluster == 1 || (!kFp8 && kBlocksPerSm == 1), "clusters: 16 bits, one block an SM");
 
-    static_assert(kConsumers >= 1 && kConsumers <= 3, "one to three consumer warpgroups");
+    static_assert(kConsumers >= 1 && kConsumers <= 4, "one to four consumer warpgroups");
     static_assert(kBlocksPerSm > 1 || kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * (kEntryRegs + 1),
                   "setmaxnreg would wait for ever: the pool is what the block was launched with");
     static_assert(kHeadDim % kSpan == 0 && kHeadDimV % kSpan == 0 && kHeadDimV % 32 == 0, "whole chunks");

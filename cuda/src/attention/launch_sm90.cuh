@@ -129,11 +129,11 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
 }
 
 // Picks the instance: what the plain kernel need not carry (softcap, ALiBi; lengths on the device) is compiled apart, and not
-// at all for instances with several blocks an SM or a cluster, which selection gives plain parameters only.
+// at all for instances with several blocks an SM, a cluster or four consumers, which selection gives plain parameters only.
 template <typename T, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, int kStages, Sm90Schedule kSchedule,
           int kBlocksPerSm, int kCluster>
 int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
-    if constexpr (kBlocksPerSm == 1 && kCluster == 1) {
+    if constexpr (kBlocksPerSm == 1 && kCluster == 1 && kConsumers < 4) {
         if (p.softcap > 0.0f || p.alibi_slopes != nullptr) {
             return launch_sm90<
                 Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, true, true>>(p, stream);

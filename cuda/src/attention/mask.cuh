@@ -41,6 +41,16 @@ struct KeyRange {
         const int full_begin = m1 - 1 + off - left;  // first key of the last row
         left_masked_until = max(0, full_begin - first_key + kBlockN - 1) / kBlockN;
     }
+
+    // Blocks [begin, end) are those that any of rows [m0, m1), some of the tile's, sees; one block if they see none.
+    template <int kBlockN>
+    __device__ __forceinline__ void own_blocks(int m0, int m1, int seqlen_q, int seqlen_k, int left, int right, int& begin,
+                                               int& end) const {
+        const int off = seqlen_k - seqlen_q;
+        const int last_key = min(seqlen_k, m1 + off + right);  // exclusive
+        end = min(num_blocks, max(1, (last_key - first_key + kBlockN - 1) / kBlockN));
+        begin = min(end - 1, max(0, m0 + off - left - first_key) / kBlockN);
+    }
 };
 
 // Keys [lo, hi] of one row relative to the block; col0 = this thread's first column (2 * (lane % 4)) is already in them.
