@@ -51,17 +51,23 @@ void bench_forward(const char* name, const Case& c) {
     uint8_t* const blocks = static_cast<uint8_t*>(workspace.data);
     const double whole = median_ms(
         [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
-    double fused = 0.0, split = 0.0, prepare = 0.0, recurrence = 0.0;
+    double fused = 0.0, split[4] = {}, prepare = 0.0, recurrence = 0.0;
     if (runs_fused(p)) {
         fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, blocks, nullptr); }, 5);
-        split = c.sequences() * c.heads_v <= 100 ? median_ms([&] { launch_split<__nv_bfloat16>(p, blocks, nullptr); }, 5) : 0.0;
+        const int64_t units = c.sequences() * c.heads_v;
+        for (int groups = 1; groups <= 2; ++groups) {  // without, with a hosted team
+            if (units <= 60 * groups) {
+                split[2 * groups - 2] = median_ms([&] { launch_split<__nv_bfloat16, 0>(p, groups, blocks, nullptr); }, 5);
+                split[2 * groups - 1] = median_ms([&] { launch_split<__nv_bfloat16, 1>(p, groups, blocks, nullptr); }, 5);
+            }
+        }
     } else {
         prepare = median_ms([&] { launch_kda_prepare_sm80(p, blocks, nullptr); }, 5);
         recurrence = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
     }
     const double gigabytes = 1e-9 * (c.rows() * c.heads_v * 1282.0 + c.sequences() * c.heads_v * 131072.0);
-    std::printf("%-22s %7.3f ms %-24s fused %.3f split %.3f | prepare %.3f recurrence %.3f | %.2f TB/s, floor %.3f ms\n", name,
-                whole, kda_forward_sm90_name(p), fused, split, prepare, recurrence, gigabytes / whole, gigabytes / 4.27);
+    std::printf("%-22s %7.3f ms %-24s fused %.3f split v64 %.3f %.3f v128 %.3f %.3f | prepare %.3f recurrence %.3f | %.2f TB/s, floor %.3f ms\n", name,
+                whole, kda_forward_sm90_name(p), fused, split[0], split[1], split[2], split[3], prepare, recurrence, gigabytes / whole, gigabytes / 4.27);
 }
 
 // The kernels for any card, on the same inputs.

@@ -1,8 +1,10 @@
 // KDA forward on Hopper: fused, split, or prepare and recurrence as two kernels. Design and measurements: docs/kernels/kda.md.
-#include "kda/fused_sm90.cuh"
 #include "kda/params.h"
 #include "kda/recurrence_sm90.cuh"
+#include "kda/split_sm90.cuh"
 #include "tile/tensor_map.h"
+
+#include <algorithm>
 
 namespace flare::kda {
 
@@ -29,17 +31,47 @@ bool runs_fused(const KdaParams& p) {
            p.lower_bound >= fused::kBoundedFrom;
 }
 
-// Of those, the form that is split over blocks, for few and long sequences: where it has SMs left to prepare on, and where a
-// chunk's way through memory is little against the walk (docs/kernels/kda.md).
-bool splits_blocks(const KdaParams& p) {
+// How a call that runs fused is laid out over the SMs of an H100 or H200. Estimates from measured times of a chunk
+// (docs/kernels/kda.md).
+struct Layout {
+    int groups;   // consumer warpgroups of a recurrence block, 64 value columns each; 0: everything in one block
+    bool hosted;  // recurrence blocks have a prepare team, too
+};
+
+Layout choose_layout(const KdaParams& p) {
+    constexpr int64_t kSms = 132;
+    constexpr int64_t kFused = 2570, kPrepare = 1600, kHosted = 4900;  // ns a chunk of a block
+    constexpr int64_t kSplitStart = 16000;  // ns, rather too much: the flags; the first chunks' way through memory
     const int64_t units = p.num_sequences * p.heads_v;
     const int64_t chunks = p.cu_seqlens != nullptr ? p.seqlen / kChunk / (p.num_sequences + 1) : p.seqlen / kChunk;
-    return p.num_sequences > 0 && units <= 66 && chunks >= 16;
+    Layout best{0, false};
+    if (units == 0) {
+        return best;
+    }
+    int64_t best_time = (units + kSms - 1) / kSms * kFused * chunks;
+    // `step`: ns that a recurrence takes for a chunk.
+    const auto consider = [&](int groups, bool hosted, int64_t step) {
+        const int64_t blocks = units * (64 * groups < p.head_dim_v ? 2 : 1);
+        const int64_t prepare = kSms - blocks;
+        if (64 * groups > p.head_dim_v || prepare < 8) {
+            return;
+        }
+        // Chunks a ms of all teams.
+        const int64_t rate = prepare * 1000000 / kPrepare + (hosted ? blocks * 1000000 / kHosted : 0);
+        const int64_t time = std::max(step, units * 1000000 / rate) * chunks + kSplitStart;
+        if (time < best_time) {
+            best_time = time;
+            best = {groups, hosted};
+        }
+    };
+    consider(1, false, 680);
+    consider(2, false, 1170);
+    consider(2, true, 1900);
+    return best;
 }
 
-// Warpgroups of a recurrence block: with one, a unit takes two blocks of 64 value columns and a shorter chunk.
-int split_groups(const KdaParams& p) {
-    return p.head_dim_v <= 64 || p.num_sequences * p.heads_v <= 40 ? 1 : 2;
+bool splits_blocks(const KdaParams& p) {
+    return choose_layout(p).groups > 0;
 }
 
 // The fused form deals out sequences of different lengths where a block gets more than one, by a counter in the workspace.
@@ -112,20 +144,21 @@ int32_t launch_fused(const KdaParams& p, uint8_t* workspace, cudaStream_t stream
 }
 
 size_t split_workspace(const KdaParams& p) {
-    return static_cast<size_t>(num_blocks(p)) * (fused::kOperandBytes + sizeof(uint32_t));
+    return static_cast<size_t>(num_blocks(p)) * (fused::kOperandBytes + sizeof(uint32_t)) + sizeof(uint32_t);
 }
 
-template <typename T>
-int32_t launch_split(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
-    const auto kernel = fused::kda_split_sm90_kernel<T>;
+template <typename T, int kHosted>
+int32_t launch_split(const KdaParams& p, int groups, uint8_t* workspace, cudaStream_t stream) {
+    const auto kernel = fused::kda_split_sm90_kernel<T, kHosted>;
+    constexpr size_t kShared = fused::kSplitSharedBytes<kHosted>;
     uint32_t* const flags = reinterpret_cast<uint32_t*>(workspace + num_blocks(p) * fused::kOperandBytes);
     int sms = 0;
     cudaError_t error = count_sms(&sms);
     if (error == cudaSuccess) {
-        error = allow_shared(kernel, fused::kSplitSharedBytes);
+        error = allow_shared(kernel, kShared);
     }
     if (error == cudaSuccess) {
-        error = cudaMemsetAsync(flags, 0, static_cast<size_t>(num_blocks(p)) * sizeof(uint32_t), stream);
+        error = cudaMemsetAsync(flags, 0, static_cast<size_t>(num_blocks(p) + 1) * sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) {
         return error;
@@ -134,11 +167,10 @@ int32_t launch_split(const KdaParams& p, uint8_t* workspace, cudaStream_t stream
     if (!make_args(&args, p)) {
         return cudaErrorInvalidValue;
     }
-    const int groups = split_groups(p);
     const int recurrences = static_cast<int>(p.num_sequences * p.heads_v) * (64 * groups < p.head_dim_v ? 2 : 1);
     const int prepare = sms - recurrences > 8 ? sms - recurrences : 8;
-    kernel<<<static_cast<unsigned>(prepare + recurrences), fused::kThreads, fused::kSplitSharedBytes, stream>>>(
-        args, workspace, flags, static_cast<uint32_t>(prepare), groups);
+    kernel<<<static_cast<unsigned>(prepare + recurrences), fused::kThreads, kShared, stream>>>(
+        args, workspace, flags, flags + num_blocks(p), static_cast<uint32_t>(prepare), groups);
     return cudaPeekAtLastError();
 }
 
@@ -218,7 +250,10 @@ int32_t launch_kda_forward_sm90(const KdaParams& p, void* workspace, size_t byte
     }
     uint8_t* const blocks = static_cast<uint8_t*>(workspace);
     if (runs_fused(p)) {
-        return splits_blocks(p) ? launch_split<__nv_bfloat16>(p, blocks, stream) : launch_fused<__nv_bfloat16>(p, blocks, stream);
+        const Layout layout = choose_layout(p);
+        return layout.groups == 0 ? launch_fused<__nv_bfloat16>(p, blocks, stream)
+               : layout.hosted    ? launch_split<__nv_bfloat16, 1>(p, layout.groups, blocks, stream)
+                                  : launch_split<__nv_bfloat16, 0>(p, layout.groups, blocks, stream);
     }
     return p.dtype == DType::kBf16 ? launch<__nv_bfloat16>(p, blocks, stream) : launch<__half>(p, blocks, stream);
 }

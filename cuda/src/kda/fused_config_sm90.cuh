@@ -63,7 +63,6 @@ struct Map {
     static constexpr int kInputStages = kInputStages_;
     static constexpr int kBlocks = kBlocks_;
     static constexpr uint32_t kBlockBytes = kBlockBytes_;
-    static constexpr bool kValues = kBlockBytes_ > kBlockV;
     static constexpr uint32_t kOffsetBlock = kTeams * kInputStages * kInputBytes;
     static constexpr uint32_t kOffsetScratch = kOffsetBlock + kBlocks * kBlockBytes;
     static constexpr uint32_t kOffsetBlockFull = kOffsetScratch + kTeams * kScratchBytes;
@@ -73,12 +72,6 @@ struct Map {
     static_assert(kBlocks >= kTeams, "every team holds a block");
 };
 using FusedMap = Map<2, 2, 3, kBlockBytes>;
-
-// Split over blocks: prepare blocks have three teams and no values, recurrence blocks a ring of operand blocks.
-using PrepareMap = Map<3, 1, 4, kBlockV>;
-inline constexpr int kSplitStages = 5;
-inline constexpr uint32_t kSplitOffsetBarriers = kSplitStages * kBlockBytes;
-inline constexpr uint32_t kSplitEnd = kSplitOffsetBarriers + 16 * kSplitStages;
 
 inline constexpr uint32_t max_of(uint32_t a, uint32_t b) {
     return a > b ? a : b;
@@ -92,8 +85,7 @@ inline constexpr uint32_t kOffsetLengths = kOffsetLongest + 4 * kMaxSorted;
 inline constexpr uint32_t kOffsetBusy = kOffsetLengths + 4 * kMaxSorted;
 inline constexpr uint32_t kOffsetDealt = kOffsetBusy + 4;  // rounds that have been dealt
 inline constexpr uint32_t kFusedSharedBytes = kOffsetDealt + 4 + 1024;  // + alignment of the base
-inline constexpr uint32_t kSplitSharedBytes = max_of(PrepareMap::kEnd, kSplitEnd) + 1024;
-static_assert(kFusedSharedBytes <= 232448 && kSplitSharedBytes <= 232448, "227 KB of shared memory per block");
+static_assert(kFusedSharedBytes <= 232448, "227 KB of shared memory per block");
 
 // A (sequence, value head).
 struct Unit {
@@ -244,41 +236,6 @@ private:
             }
             schedule.locate(unit, p, place);
             if (unit.tokens > 0) {
-                return;
-            }
-        }
-    }
-};
-
-// Every gridDim-th chunk of all units, the first chunks of all units first: what the recurrences wait for next.
-struct TimeWalk {
-    Unit unit;
-    int32_t done;
-    uint32_t index;  // chunk * units + unit
-    uint32_t step;   // prepare blocks
-
-    struct Order {};
-
-    __device__ __forceinline__ TimeWalk(const KdaParams& p, uint32_t prepare_blocks)
-        : done(0), index(blockIdx.x), step(prepare_blocks) {
-        settle(p);
-    }
-    __device__ __forceinline__ bool valid(const KdaParams& p, Order = {}) const { return index < end(p); }
-    __device__ __forceinline__ void advance(const KdaParams& p, Order = {}) {
-        index += step;
-        settle(p);
-    }
-
-private:
-    static __device__ __forceinline__ uint32_t end(const KdaParams& p) {
-        return num_units(p) * static_cast<uint32_t>((p.seqlen + kChunk - 1) / kChunk);
-    }
-    __device__ __forceinline__ void settle(const KdaParams& p) {
-        for (; index < end(p); index += step) {
-            const uint32_t chunk = index / num_units(p);
-            unit.locate(p, index - chunk * num_units(p));
-            done = static_cast<int32_t>(chunk * kChunk);
-            if (done < unit.tokens) {
                 return;
             }
         }

@@ -578,14 +578,14 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
             ptx::wgmma_commit();
             // What comes next, while the products run and warps 2 and 3 have the time to begin the copies.
             unpark(next, parked);
-            if (M::kValues && loader) {
+            if (loader) {
                 ptx::mbarrier_arrive_expect_tx(full, 2 * kHalfTileBytes);
                 load_box(block + kBlockV, args.v, full, 0, next.unit, head, next.done, p);
                 load_box(block + kBlockV + kHalfTileBytes, args.v, full, 64, next.unit, head, next.done, p);
             }
             advance(M::kTeams);
             more = next.valid(p, order);
-            if (M::kInputStages > 1 && more && loader) {
+            if (more && loader) {
                 load_inputs(args, next, team.input(1 - input.stage), team.input_full(1 - input.stage));
             }
             if (team.warp == 2 && more) {
@@ -610,12 +610,6 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
         __syncwarp();
         if (team.lane == 0) {
             ptx::mbarrier_arrive(full);
-        }
-        if (M::kInputStages == 1) {
-            team.sync();  // all have left the stage
-            if (more && loader) {
-                load_inputs(args, next, stage, team.input_full(0));
-            }
         }
         input.advance();
         for (int i = 0; i < M::kTeams; ++i) {

@@ -99,24 +99,11 @@ __device__ __forceinline__ void store_state_tile(const float (&s)[64], const Kda
     }
 }
 
-// One chunk: updates the state and writes the first `rows` rows of the output, from `out` on.
-template <typename T>
-__device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, uint32_t values, int length, int lane,
-                                              uint32_t piece, T* out, int64_t out_stride, int rows) {
-    const int t = lane % 4;
-    // ldmatrix rows of the values, transposed: matrices are (tokens, values) (0, 0), (0, 8), (8, 0), (8, 8). The output
-    // takes the places of the warp's values, through the same addresses.
-    const uint32_t tile_lane = values + (lane % 8 + 8 * (lane / 16)) * 128 + (((piece + (lane / 8) % 2) ^ (lane % 8)) << 4);
-    const uint64_t desc_w = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockW);
-    const uint64_t desc_qd = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockQd);
-    const uint64_t desc_kr = tile::make_desc_mn<tile::Swizzle::k128>(block + kBlockKr, kChunk);
-    const uint64_t desc_x = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockX);
-    const uint64_t desc_a = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockA);
-
-    uint32_t v[2][4];
+// Values of a chunk as A operands, by ldmatrix from `tile_lane` on; zeros behind the end, where the next sequence's lie.
+__device__ __forceinline__ void load_values(uint32_t (&v)[2][4], uint32_t tile_lane, int length, int t) {
     ptx::ldmatrix_x4_trans(v[0], tile_lane);
     ptx::ldmatrix_x4_trans(v[1], tile_lane + 16 * 128);
-    if (length < kChunk) {  // values behind the end are the next sequence's
+    if (length < kChunk) {
 #pragma unroll
         for (int kk = 0; kk < 2; ++kk) {
 #pragma unroll
@@ -126,12 +113,16 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
             }
         }
     }
-    uint32_t s16[32];
+}
+
+// The state before a chunk, rounded for its products; then its decay. In this order, and before the products: ptxas would wait
+// for them before it touches an accumulator of the last chunk.
+template <typename T>
+__device__ __forceinline__ void round_and_decay(uint32_t (&s16)[32], float (&s)[64], uint32_t block, int t) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
         s16[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
     }
-    // The decay before the products: ptxas would wait for them before it touches an accumulator of the last chunk.
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
         const float2 d = ptx::ld_shared_f2(block + kBlockDecay + 8 * t + 32 * j);
@@ -140,11 +131,14 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
         s[4 * j + 2] *= d.x;
         s[4 * j + 3] *= d.y;
     }
-    float u[16], o[16];
-    ptx::fence_registers(v[0]);
-    ptx::fence_registers(v[1]);
-    ptx::fence_registers(s16);
-    ptx::wgmma_fence();
+}
+
+// U^T = V^T X^T + S^T w^T.
+template <typename T>
+__device__ __forceinline__ void multiply_u(float (&u)[16], const uint32_t (&v)[2][4], const uint32_t (&s16)[32],
+                                           uint32_t block) {
+    const uint64_t desc_x = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockX);
+    const uint64_t desc_w = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockW);
 #pragma unroll
     for (int term = 0; term < 2; ++term) {
 #pragma unroll
@@ -158,18 +152,73 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
         ptx::wgmma_rs<T, 32>(u, s16[4 * kk], s16[4 * kk + 1], s16[4 * kk + 2], s16[4 * kk + 3],
                              tile::advance_desc(desc_w, tile::step_k<tile::Swizzle::k128>(kk, kChunk)), 1);
     }
+}
+
+// O^T = S^T Qd^T; the rest of it, U^T A^T; S^T += U^T Kr.
+template <typename T>
+__device__ __forceinline__ void multiply_o(float (&o)[16], const uint32_t (&s16)[32], uint32_t block) {
+    const uint64_t desc_qd = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockQd);
 #pragma unroll
     for (int kk = 0; kk < 8; ++kk) {
         ptx::wgmma_rs<T, 32>(o, s16[4 * kk], s16[4 * kk + 1], s16[4 * kk + 2], s16[4 * kk + 3],
                              tile::advance_desc(desc_qd, tile::step_k<tile::Swizzle::k128>(kk, kChunk)), kk > 0);
     }
+}
+__device__ __forceinline__ void multiply_ua(float (&ua)[16], const uint32_t (&u16)[8], uint32_t block) {
+    const uint64_t desc_a = tile::make_desc_k<tile::Swizzle::k64>(block + kBlockA);
+    ptx::wgmma_rs<__half, 32>(ua, u16[0], u16[1], u16[2], u16[3], desc_a, 0);
+    ptx::wgmma_rs<__half, 32>(ua, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_a, 32), 1);
+}
+__device__ __forceinline__ void add_ukr(float (&s)[64], const uint32_t (&u16)[8], uint32_t block) {
+    const uint64_t desc_kr = tile::make_desc_mn<tile::Swizzle::k128>(block + kBlockKr, kChunk);
+    ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr, 1);
+    ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7],
+                                  tile::advance_desc(desc_kr, tile::step_mn<tile::Swizzle::k128>(1)), 1);
+}
+
+// O + U A to the places of the warp's values, through the addresses they were loaded from.
+template <typename T>
+__device__ __forceinline__ void leave_output(const float (&o)[16], const float (&ua)[16], uint32_t tile_lane) {
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = 4 * (j + i / 2) + 2 * (i % 2);
+            r[i] = ptx::pack2<T>(o[at] + ua[at], o[at + 1] + ua[at + 1]);
+        }
+        ptx::stmatrix_x4_trans(tile_lane + 8 * j * 128, r[0], r[1], r[2], r[3]);
+    }
+}
+
+// ldmatrix rows of a warp's values, transposed: matrices are (tokens, values) (0, 0), (0, 8), (8, 0), (8, 8).
+__device__ __forceinline__ uint32_t lane_of_values(uint32_t values, uint32_t piece, int lane) {
+    return values + (lane % 8 + 8 * (lane / 16)) * 128 + (((piece + (lane / 8) % 2) ^ (lane % 8)) << 4);
+}
+
+// One chunk: updates the state and leaves the output in the places of the values; `write` runs with the state's products.
+template <typename T, class Write>
+__device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, uint32_t values, int length, int lane,
+                                              uint32_t piece, const Write& write) {
+    const int t = lane % 4;
+    const uint32_t tile_lane = lane_of_values(values, piece, lane);
+    uint32_t v[2][4];
+    load_values(v, tile_lane, length, t);
+    uint32_t s16[32];
+    round_and_decay<T>(s16, s, block, t);
+    float u[16], o[16];
+    ptx::fence_registers(v[0]);
+    ptx::fence_registers(v[1]);
+    ptx::fence_registers(s16);
+    ptx::wgmma_fence();
+    multiply_u<T>(u, v, s16, block);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
+    multiply_o<T>(o, s16, block);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
     ptx::fence_registers(u);
-    ptx::fence_registers(o);
     const ColumnScale scale(u);
     scale.apply(u);
-    scale.apply(o);
     scale.apply(s);
     uint32_t u16[8];
 #pragma unroll
@@ -180,29 +229,26 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
     ptx::fence_registers(s);
     ptx::wgmma_fence();
     // Rows past the end need no mask: their values, keys and beta are zeros.
-    ptx::wgmma_rs<__half, 32>(o, u16[0], u16[1], u16[2], u16[3], desc_a, 1);
-    ptx::wgmma_rs<__half, 32>(o, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_a, 32), 1);
+    multiply_ua(u, u16, block);
     ptx::wgmma_commit();
-    ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr, 1);
-    ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7],
-                                  tile::advance_desc(desc_kr, tile::step_mn<tile::Swizzle::k128>(1)), 1);
+    add_ukr(s, u16, block);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     ptx::fence_registers(o);
-    scale.undo(o);
-#pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-        uint32_t r[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int at = 4 * (j + i / 2) + 2 * (i % 2);
-            r[i] = ptx::pack2<T>(o[at], o[at + 1]);
-        }
-        ptx::stmatrix_x4_trans(tile_lane + 8 * j * 128, r[0], r[1], r[2], r[3]);
-    }
+    ptx::fence_registers(u);
+    scale.undo(u);
+    leave_output<T>(o, u, tile_lane);
     __syncwarp();
-    // To memory while the state's products run. The fence, for the copies that get the values' places back, comes before the
-    // stores: behind them it would wait for them.
+    write();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(s);
+    scale.undo(s);
+}
+
+// A warp's rows of the output to memory. The fence, for the copies that get the values' places back, comes before the stores:
+// behind them it would wait for them.
+template <typename T>
+__device__ __forceinline__ void write_rows(T* out, int64_t stride, int rows, uint32_t values, uint32_t piece, int lane) {
     uint32_t rows16[2][4];
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) {
@@ -214,24 +260,19 @@ __device__ __forceinline__ void consume_chunk(float (&s)[64], uint32_t block, ui
     for (int pass = 0; pass < 2; ++pass) {
         const int token = 16 * pass + lane / 2;
         if (token < rows) {
-            ptx::st_global_v4(out + token * out_stride + 8 * (lane % 2), rows16[pass]);
+            ptx::st_global_v4(out + token * stride + 8 * (lane % 2), rows16[pass]);
         }
     }
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(s);
-    scale.undo(s);
 }
 
-// The recurrence of one unit on 64 value columns per warpgroup, from `column0` on. Stages hold operand blocks, with the
-// values of each warpgroup 4096 bytes apart.
-template <typename T, int kStages>
-__device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& unit, int column0, uint32_t stages,
-                                             uint32_t full, uint32_t empty,
-                                             pipe::PipeState<kStages>& state) {
-    const int warp = static_cast<int>(ptx::uniform_warp_idx());
+// The recurrence of one unit on the 16 value columns per warp from `column` on. Stages hold operand blocks; consume(s, stage,
+// block, length) brings the state s behind the chunk there and gives the stage back.
+template <int kStages, class Consume>
+__device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& unit, int column, uint32_t stages, uint32_t full,
+                                             pipe::PipeState<kStages>& state, Consume consume) {
     const int lane = threadIdx.x % 32;
     const int t = lane % 4;
-    const int v0 = column0 + 16 * warp + lane / 4;
+    const int v0 = column + lane / 4;
     int64_t state_row = unit.n;
     bool has_state = true;
     if (p.state_slots != nullptr) {
@@ -239,7 +280,7 @@ __device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& uni
         has_state = state_row != p.padding_slot;
     }
     // With 64 value columns some warps have none: they compute zeros.
-    const bool has_columns = column0 + 16 * warp < p.head_dim_v;
+    const bool has_columns = column < p.head_dim_v;
     has_state = has_state && has_columns;
     float s[64];
     if (p.initial_state != nullptr && has_state) {
@@ -253,26 +294,17 @@ __device__ __forceinline__ void consume_unit(const KdaParams& p, const Unit& uni
     }
     const int checkpoint_chunks = p.checkpoints != nullptr ? static_cast<int>(p.checkpoint_interval / kChunk) : 0;
     int64_t checkpoint_row = 0;
-    if (p.checkpoints != nullptr) {
+    if (checkpoint_chunks != 0) {
         checkpoint_row = p.cu_checkpoints != nullptr ? load_index(p.cu_checkpoints, unit.n, p.index64)
                                                      : unit.n * (p.seqlen / p.checkpoint_interval);
     }
     int chunks_to_checkpoint = checkpoint_chunks;
-    T* out = static_cast<T*>(p.out) + static_cast<int64_t>(unit.batch(p)) * p.out_stride.batch +
-             static_cast<int64_t>(unit.row) * p.out_stride.token + unit.head * p.out_stride.head + column0 + 16 * warp;
 #pragma unroll 1
     for (int remaining = unit.tokens; remaining > 0; remaining -= kChunk) {
-        const uint32_t block = stages + state.stage * kBlockBytes;
-        const uint32_t values = block + kBlockV + (warp / 4) * kHalfTileBytes;
         const int length = min(kChunk, remaining);
         ptx::mbarrier_wait(full + 8 * state.stage, state.phase);
-        consume_chunk<T>(s, block, values, length, lane, 2 * (warp % 4), out, p.out_stride.token, has_columns ? length : 0);
-        __syncwarp();
-        if (lane == 0) {
-            ptx::mbarrier_arrive(empty + 8 * state.stage);
-        }
+        consume(s, state.stage, stages + state.stage * kBlockBytes, length);
         state.advance();
-        out += kChunk * p.out_stride.token;
         if (checkpoint_chunks != 0 && --chunks_to_checkpoint == 0) {
             // A checkpoint needs a whole interval of tokens, so a ragged last chunk never ends one.
             if (length == kChunk && has_columns) {
@@ -332,6 +364,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Schedule schedule{counter, smem};
     schedule.open(p);
     const int warp = static_cast<int>(ptx::uniform_warp_idx());
+    const int lane = static_cast<int>(threadIdx.x % 32);
     if (warp < 8) {
         ptx::setmaxnreg_inc<kConsumerRegs>();
         pipe::PipeState<FusedMap::kBlocks> state = pipe::PipeState<FusedMap::kBlocks>::consumer();
@@ -352,127 +385,27 @@ __global__ void __launch_bounds__(kThreads, 1)
             }
             Unit unit;
             schedule.locate(unit, p, place);
-            consume_unit<T>(p, unit, 0, smem + FusedMap::kOffsetBlock, full, empty, state);
+            const int column = 16 * warp;
+            const int64_t stride = p.out_stride.token;
+            T* out = static_cast<T*>(p.out) + static_cast<int64_t>(unit.batch(p)) * p.out_stride.batch +
+                     static_cast<int64_t>(unit.row) * stride + unit.head * p.out_stride.head + column;
+            consume_unit(p, unit, column, smem + FusedMap::kOffsetBlock, full, state,
+                               [&](float(&s)[64], uint32_t stage, uint32_t block, int length) {
+                                   const uint32_t values = block + kBlockV + (warp / 4) * kHalfTileBytes;
+                                   const uint32_t piece = 2 * (warp % 4);
+                                   consume_chunk<T>(s, block, values, length, lane, piece, [&] {
+                                       write_rows(out, stride, column < p.head_dim_v ? length : 0, values, piece, lane);
+                                   });
+                                   __syncwarp();
+                                   if (lane == 0) {
+                                       ptx::mbarrier_arrive(empty + 8 * stage);
+                                   }
+                                   out += kChunk * stride;
+                               });
         }
     } else {
         ptx::setmaxnreg_dec<kTeamRegs>();
         run_team<T>(args, make_team<FusedMap>(smem, warp), UnitWalk(p, schedule), schedule);
-    }
-#else
-    __trap();
-#endif
-}
-
-// Split over blocks: where units are so few that most SMs would idle, the first `prepare_blocks` blocks prepare chunks
-// through the workspace for the recurrences behind them, each on 64 or 128 value columns of a unit. A flag per chunk says
-// that its operand block is there; prepare blocks wait for nobody, so any order of scheduling ends.
-//
-// Recurrence blocks: one or two warpgroups consume, a thread of warpgroup 2 fills the stages.
-// Barrier      count               arrives                            waits
-// full[stage]  1 + bytes           the filler                         consumers
-// empty[stage] 4 per warpgroup     a lane per consumer warp           the filler
-// Prepare blocks: full[block] 4 as above, waited for by a thread of warpgroup 0: it stores the block, releases empty[block]
-// (count 1) when shared memory has been read and sets the flag when the bytes are in memory.
-// One thread for all teams: it must see the blocks in order, because a parity tells only neighbouring rounds apart.
-__device__ __forceinline__ void store_blocks(const KdaParams& p, TimeWalk walk, uint32_t smem, uint8_t* workspace,
-                                             uint32_t* flags) {
-    using M = PrepareMap;
-    pipe::PipeState<M::kBlocks> state = pipe::PipeState<M::kBlocks>::consumer();
-    int64_t pending = -1;  // stored, perhaps not yet in memory
-    const auto publish = [&] {
-        ptx::fence_proxy_async_global();
-        ptx::st_release_gpu(flags + pending, 1);
-        pending = -1;
-    };
-    for (; walk.valid(p); walk.advance(p)) {
-        const uint32_t full = smem + M::kOffsetBlockFull + 8 * state.stage;
-        if (pending >= 0 && !ptx::mbarrier_try_wait(full, state.phase)) {
-            ptx::bulk_wait_group<0>();
-            publish();
-        }
-        ptx::mbarrier_wait(full, state.phase);
-        const int64_t index = block_index(p, walk.unit, walk.done);
-        ptx::bulk_store(workspace + index * kOperandBytes, smem + M::kOffsetBlock + state.stage * M::kBlockBytes,
-                        kOperandBytes);
-        ptx::bulk_commit_group();
-        if (pending >= 0) {
-            ptx::bulk_wait_group<1>();
-            publish();
-        }
-        ptx::bulk_wait_group_read<0>();
-        ptx::mbarrier_arrive(smem + M::kOffsetBlockEmpty + 8 * state.stage);
-        pending = index;
-        state.advance();
-    }
-    if (pending >= 0) {
-        ptx::bulk_wait_group<0>();
-        publish();
-    }
-}
-
-__device__ __forceinline__ void fill_stages(const Args& args, const Unit& unit, int column0, int groups, uint32_t stages,
-                                            uint32_t full, uint32_t empty, const uint8_t* workspace, const uint32_t* flags) {
-    const int64_t first = block_index(args.p, unit, 0);
-    const uint8_t* source = workspace + first * kOperandBytes;
-    const uint32_t* flag = flags + first;
-    pipe::PipeState<kSplitStages> state = pipe::PipeState<kSplitStages>::producer();
-#pragma unroll 1
-    for (int done = 0; done < unit.tokens; done += kChunk) {
-        const uint32_t stage = stages + state.stage * kBlockBytes;
-        const uint32_t bar = full + 8 * state.stage;
-        ptx::mbarrier_wait(empty + 8 * state.stage, state.phase);
-        ptx::mbarrier_arrive_expect_tx(bar, kOperandBytes + groups * kHalfTileBytes);
-        for (int group = 0; group < groups; ++group) {
-            load_box(stage + kBlockV + group * kHalfTileBytes, args.v, bar, column0 + 64 * group, unit, unit.head, done,
-                     args.p);
-        }
-        while (ptx::ld_acquire_gpu(flag) == 0) {
-        }
-        ptx::fence_proxy_async_global();
-        ptx::bulk_load(stage, source, kOperandBytes, bar);
-        source += kOperandBytes;
-        ++flag;
-        state.advance();
-    }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 1)
-    kda_split_sm90_kernel(const __grid_constant__ Args args, uint8_t* workspace, uint32_t* flags, uint32_t prepare_blocks,
-                          int groups) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ uint8_t smem_raw[];
-    const KdaParams& p = args.p;
-    const uint32_t smem = (ptx::smem_addr(smem_raw) + 1023) / 1024 * 1024;
-    const int warp = static_cast<int>(ptx::uniform_warp_idx());
-    if (blockIdx.x < prepare_blocks) {
-        using M = PrepareMap;
-        init_team_barriers<M>(smem);
-        init_barriers(smem + M::kOffsetBlockFull, smem + M::kOffsetBlockEmpty, M::kBlocks, 4, 1);
-        if (warp >= kThreads / 32 - 4 * M::kTeams) {
-            run_team<T>(args, make_team<M>(smem, warp), TimeWalk(p, prepare_blocks), TimeWalk::Order{});
-        } else if (warp == 0 && ptx::elect_one()) {
-            store_blocks(p, TimeWalk(p, prepare_blocks), smem, workspace, flags);
-        }
-        return;
-    }
-    const uint32_t full = smem + kSplitOffsetBarriers;
-    const uint32_t empty = full + 8 * kSplitStages;
-    init_barriers(full, empty, kSplitStages, 1, 4 * groups);
-    const uint32_t index = blockIdx.x - prepare_blocks;
-    const bool halves = 64 * groups < p.head_dim_v;  // two blocks a unit
-    const int column0 = halves ? 64 * static_cast<int>(index % 2) : 0;
-    Unit unit;
-    unit.locate(p, halves ? index / 2 : index);
-    if (warp < 4 * groups) {
-        ptx::setmaxnreg_inc<kConsumerRegs>();
-        pipe::PipeState<kSplitStages> state = pipe::PipeState<kSplitStages>::consumer();
-        consume_unit<T>(p, unit, column0, smem, full, empty, state);
-    } else {
-        ptx::setmaxnreg_dec<kTeamRegs>();
-        if (warp == 8 && ptx::elect_one()) {
-            fill_stages(args, unit, column0, groups, smem, full, empty, workspace, flags);
-        }
     }
 #else
     __trap();

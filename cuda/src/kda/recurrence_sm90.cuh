@@ -32,6 +32,7 @@
 #include "pipe/ring.cuh"
 #include "ptx/ldst.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/mma_sync.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
