@@ -38,7 +38,6 @@ struct CombineArgs {
 
 inline constexpr int kCombineWarps = 16;
 inline constexpr int kCombineThreads = 32 * kCombineWarps;
-inline constexpr int kMaxParts = 160;
 inline constexpr int kPartCols = 512;
 inline constexpr int kBatch = 8;  // partial rows in flight per warp
 

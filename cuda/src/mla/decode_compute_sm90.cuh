@@ -12,6 +12,7 @@
 #include "../tile/smem_desc.cuh"
 #include "../tile/smem_layout.cuh"
 #include "decode_layout.cuh"
+#include "decode_merge_sm90.cuh"
 
 namespace flare::mla::decode {
 
@@ -32,6 +33,7 @@ struct Consumer {
     static constexpr bool kValuesFirst = kLoad == Load::kGather;
 
     uint32_t g0 = 0;            // key blocks before this piece
+    uint32_t pieces_done = 0;   // bit 0: parity of those with keys, bit 1: of all
     uint32_t other_parity = 0;  // of the P hand-offs from the other warpgroup
 
     float m[2];    // running maxima of the thread's two rows, log2 units
@@ -290,8 +292,7 @@ struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void run_piece(const Piece& piece, int tile, int part, uint32_t& q_phase,
-                                              uint32_t& odd_piece) {
+    __device__ __forceinline__ void run_piece(const Piece& piece, int tile) {
         float o[128];
         float s[32];
         uint32_t p[16];
@@ -315,8 +316,8 @@ struct Consumer {
         const bool has_tail = piece.end == piece.num_blocks && valid_last < kBlockKeys;
 
         if (n > 0) {
-            ptx::mbarrier_wait(ptx::smem_addr(&smem.q_full), q_phase);
-            q_phase ^= 1;
+            ptx::mbarrier_wait(ptx::smem_addr(&smem.q_full), pieces_done & 1);
+            pieces_done ^= 1;
             if (wg == 1 && n == 1) {
                 release_q();
             }
@@ -437,9 +438,9 @@ struct Consumer {
         g0 += n;
 
         // Each warpgroup has summed its own blocks.
-        float* mine = smem.row_sum[odd_piece][wg];
-        const float* theirs = smem.row_sum[odd_piece][wg ^ 1];
-        odd_piece ^= 1;
+        float* mine = smem.row_sum[pieces_done / 2][wg];
+        const float* theirs = smem.row_sum[pieces_done / 2][wg ^ 1];
+        pieces_done ^= 2;
         const int row = warp * 16 + lane / 4;
         sum[0] = tile::quad_sum(sum[0]);
         sum[1] = tile::quad_sum(sum[1]);
@@ -453,6 +454,7 @@ struct Consumer {
         if (piece.whole()) {
             write_whole(o, piece, tile);
         } else {
+            const int part = static_cast<int>(ptx::block_idx()) / args.num_tiles;
             write_part(o, 2 * part + (piece.begin > 0 ? 0 : 1), tile);
         }
     }
@@ -463,13 +465,11 @@ struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void run(int tile, int part) {
+    __device__ __forceinline__ void run(int tile) {
         PieceIterator it(smem.share);
         Piece piece;
-        uint32_t q_phase = 0;
-        uint32_t odd_piece = 0;
         while (it.advance(args.schedule, piece)) {
-            run_piece(piece, tile, part, q_phase, odd_piece);
+            run_piece(piece, tile);
         }
     }
 };

@@ -39,7 +39,8 @@ struct DecodeArgs {
     const void* indices;               // [batch, tokens, topk], null: dense
     int64_t indices_stride_b, indices_stride_s;
 
-    Cut* cuts;        // [num_parts]
+    uint64_t* meetings;    // [num_parts, num_tiles], decode_merge_sm90.cuh
+    uint64_t meeting_tag;  // within kMeetingTag
     void* o_part;     // [2 num_parts, num_tiles * 64, 512] in the type of out
     float* lse_part;  // [2 num_parts, num_tiles * 64], log2
 };
@@ -60,6 +61,8 @@ inline constexpr int kThreads = 384;
 inline constexpr int kGroups = 5;  // of chunks with a full barrier each: rope, {0,1}, {2,3}, {4,5}, {6,7}
 
 inline constexpr int kPageIdSlots = 6;
+inline constexpr int kMaxBoxGroups = 4;  // boxes of at least 16 rows
+inline constexpr uint64_t kMeetingTag = ~uint64_t{0} << 18;
 
 // Registers of the loading warpgroup and of the two consumers.
 __host__ __device__ constexpr uint32_t loader_regs(Load load) {
@@ -79,6 +82,12 @@ inline constexpr int kBiasSlots = 4;
 // maximum only makes P as large as 2^8, which fp16 and bf16 hold with the same relative precision.
 inline constexpr float kRescaleThreshold = 8.0f;
 
+// Which share of a merge falls to a block: share `index` of `count`; none of 0.
+struct Turn {
+    int32_t index;
+    int32_t count;
+};
+
 struct SharedStorage {
     alignas(1024) uint8_t q[kTileBytes];
     alignas(1024) uint8_t k[2][kTileBytes];
@@ -92,9 +101,10 @@ struct SharedStorage {
     uint64_t p_full[2];
     Share share;
     union alignas(16) {
-        int32_t page_ids[kPageIdSlots][kBlockKeys];  // of the next key blocks, by box group
-        float bias[kBiasSlots][kBlockKeys];          // with token indices: 0, or -inf where a row is absent
+        int32_t page_ids[kPageIdSlots][kMaxBoxGroups];  // of the next key blocks, by box group
+        float bias[kBiasSlots][kBlockKeys];             // with token indices: 0, or -inf where a row is absent
     };
+    Turn turns[2];  // in merging the first and the last request of the share
 };
 static_assert(sizeof(SharedStorage) <= 232448, "shared memory of a Hopper block");
 

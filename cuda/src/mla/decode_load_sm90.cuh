@@ -11,6 +11,26 @@
 
 namespace flare::mla::decode {
 
+// One thread. Where this part begins if all requests have the maximal length: its page table entries are fetched while the
+// lengths are. A wrong guess costs a fetch.
+__device__ __forceinline__ void prefetch_first_page(const DecodeArgs& args, int part) {
+    const ScheduleParams& p = args.schedule;
+    if (args.block_table == nullptr || p.seqlen_k == 0) {
+        return;
+    }
+    const int blocks = blocks_of(p.seqlen_k);
+    const float each = static_cast<float>(blocks + kPieceCost);
+    const float share = static_cast<float>(p.batch) / static_cast<float>(p.num_parts);
+    const bool even = ceilf(share) * each <= share * each + static_cast<float>(kSplitCost);
+    const float at = p.never_split || (p.forced_parts == 0 && even) ? static_cast<float>(part) : static_cast<float>(part) * share;
+    const int request = static_cast<int>(at);
+    if (request < p.batch) {
+        const int block = min(static_cast<int>((at - static_cast<float>(request)) * each), blocks - 1);
+        const int64_t entry = request * args.block_table_stride_b + args.by_page.quotient(block * kBlockKeys);
+        ptx::prefetch_l2(static_cast<const int32_t*>(args.block_table) + (args.index_is_64 ? 2 * entry : entry));
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Producer: one warp.
 
@@ -29,27 +49,22 @@ struct Producer {
     // heads: 167.6 against 178.1 us).
     static constexpr uint64_t kKvPolicy = kCluster > 1 ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
 
-    // Page and row of the lane's box groups (lane and lane + 32) of one key block.
+    // Page and row of the lane's box group of one key block.
     struct Source {
-        int page[2];
-        int row[2];
+        int page;
+        int row;
     };
 
     // Starts the copy of the block's page table entries; each lane reads back what it asked for itself.
     __device__ __forceinline__ void request_pages(const Piece& piece, int block) const {
         if (args.block_table != nullptr && block < piece.end) {
             const int groups = kBlockKeys / args.kv_box_rows;
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int group = lane + 32 * j;
-                const int key = block * kBlockKeys + group * args.kv_box_rows;
-                if (group < groups && key < piece.len) {
-                    const int64_t entry = piece.request * args.block_table_stride_b + args.by_page.quotient(key);
-                    // The low word of an int64 entry is the page: there are fewer than 2^31.
-                    const int32_t* src =
-                        static_cast<const int32_t*>(args.block_table) + (args.index_is_64 ? 2 * entry : entry);
-                    ptx::cp_async_4(ptx::smem_addr(&smem.page_ids[block % kPageIdSlots][group]), src);
-                }
+            const int key = block * kBlockKeys + lane * args.kv_box_rows;
+            if (lane < groups && key < piece.len) {
+                const int64_t entry = piece.request * args.block_table_stride_b + args.by_page.quotient(key);
+                // The low word of an int64 entry is the page: there are fewer than 2^31.
+                const int32_t* src = static_cast<const int32_t*>(args.block_table) + (args.index_is_64 ? 2 * entry : entry);
+                ptx::cp_async_4(ptx::smem_addr(&smem.page_ids[block % kPageIdSlots][lane]), src);
             }
         }
         ptx::cp_async_commit();
@@ -58,17 +73,13 @@ struct Producer {
     __device__ __forceinline__ Source locate(const Piece& piece, int block) const {
         Source source;
         const int groups = kBlockKeys / args.kv_box_rows;
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const int group = lane + 32 * j;
-            const int key = block * kBlockKeys + group * args.kv_box_rows;
-            source.page[j] = args.num_pages;  // out of bounds: zeros
-            source.row[j] = 0;
-            if (group < groups && key < piece.len) {
-                const bool paged = args.block_table != nullptr;
-                source.page[j] = paged ? smem.page_ids[block % kPageIdSlots][group] : piece.request;
-                source.row[j] = key - args.by_page.quotient(key) * args.page_size;
-            }
+        const int key = block * kBlockKeys + lane * args.kv_box_rows;
+        source.page = args.num_pages;  // out of bounds: zeros
+        source.row = 0;
+        if (lane < groups && key < piece.len) {
+            const bool paged = args.block_table != nullptr;
+            source.page = paged ? smem.page_ids[block % kPageIdSlots][lane] : piece.request;
+            source.row = key - args.by_page.quotient(key) * args.page_size;
         }
         return source;
     }
@@ -81,10 +92,9 @@ struct Producer {
         if (kCount == 2 && args.kv_box_rows == kBlockKeys) {
             if (lane == 0) {
                 if constexpr (kCluster > 1) {
-                    ptx::tma_load_multicast_4d(dst, map_values, bar, kMask, 0, source.row[0], kFirst, source.page[0],
-                                               kKvPolicy);
+                    ptx::tma_load_multicast_4d(dst, map_values, bar, kMask, 0, source.row, kFirst, source.page, kKvPolicy);
                 } else {
-                    ptx::tma_load_4d(dst, map_values, bar, 0, source.row[0], kFirst, source.page[0], kKvPolicy);
+                    ptx::tma_load_4d(dst, map_values, bar, 0, source.row, kFirst, source.page, kKvPolicy);
                 }
             }
             return;
@@ -93,17 +103,12 @@ struct Producer {
 #pragma unroll
         for (int c = 0; c < kCount; ++c) {
             const int column = chunk_column(args, kFirst + c);
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int group = lane + 32 * j;
-                if (group < groups) {
-                    const uint32_t to = dst + c * kChunkBytes + group * args.kv_box_rows * 128;
-                    if constexpr (kCluster > 1) {
-                        ptx::tma_load_multicast_3d(to, map_kv, bar, kMask, column, source.row[j], source.page[j],
-                                                   kKvPolicy);
-                    } else {
-                        ptx::tma_load_3d(to, map_kv, bar, column, source.row[j], source.page[j], kKvPolicy);
-                    }
+            if (lane < groups) {
+                const uint32_t to = dst + c * kChunkBytes + lane * args.kv_box_rows * 128;
+                if constexpr (kCluster > 1) {
+                    ptx::tma_load_multicast_3d(to, map_kv, bar, kMask, column, source.row, source.page, kKvPolicy);
+                } else {
+                    ptx::tma_load_3d(to, map_kv, bar, column, source.row, source.page, kKvPolicy);
                 }
             }
         }

@@ -4,9 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 
 #include "../tile/tensor_map.h"
-#include "decode_combine.cuh"
 #include "decode_sm90.cuh"
 #include "flare.h"
 
@@ -22,7 +23,7 @@ struct Plan {
     int cluster;
     decode::Load load;
     int num_parts;
-    size_t o_part_offset;
+    size_t o_part_offset;  // the meetings lie before them
     size_t lse_part_offset;
     size_t bytes;
 };
@@ -51,7 +52,7 @@ Plan make_plan(const MlaDecodeParams& p) {
     plan.num_parts = std::min(kMaxParts, std::max(1, p.sm_count / plan.num_tiles));
     // For as many tiles as run at a time, rounded up, so that fewer rows never need more.
     const size_t rows = size_t{2} * std::max(p.sm_count, plan.num_tiles) * kTileRows;
-    plan.o_part_offset = align_up(kMaxParts * sizeof(Cut), 256);
+    plan.o_part_offset = align_up(std::max(p.sm_count, plan.num_tiles) * sizeof(uint64_t), 256);
     plan.lse_part_offset = plan.o_part_offset + rows * decode::kValueCols * 2;
     plan.bytes = align_up(plan.lse_part_offset + rows * sizeof(float), 256);
     return plan;
@@ -122,6 +123,19 @@ bool make_maps(const MlaDecodeParams& p, bool packed, decode::Load load, int kv_
                                  kPromotion);
 }
 
+// Of a launch; 46 bits that hardly recur and that no plain fill of the workspace shows.
+uint64_t next_meeting_tag() {
+    static std::atomic<uint64_t> count{static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
+    uint64_t tag = 0;
+    while (tag == 0 || tag == decode::kMeetingTag) {
+        uint64_t x = count.fetch_add(0x9e3779b97f4a7c15u);
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        tag = (x ^ x >> 31) & decode::kMeetingTag;
+    }
+    return tag;
+}
+
 constexpr int64_t kStrideUnit = 8;  // elements: the kernels count cache rows in 16 bytes
 
 template <typename T, int kCluster, decode::Load kLoad>
@@ -176,7 +190,8 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     args.indices_stride_b = p.indices_stride_b;
     args.indices_stride_s = p.indices_stride_s;
     uint8_t* base = static_cast<uint8_t*>(workspace);
-    args.cuts = reinterpret_cast<Cut*>(base);
+    args.meetings = reinterpret_cast<uint64_t*>(base);
+    args.meeting_tag = next_meeting_tag();
     args.o_part = base + plan.o_part_offset;
     args.lse_part = reinterpret_cast<float*>(base + plan.lse_part_offset);
 
@@ -199,24 +214,9 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     config.stream = stream;
     config.attrs = attribute;
     config.numAttrs = 1;
-    if (cudaLaunchKernelEx(&config, kernel, args, maps.q, maps.q_rope, maps.kv, maps.values) != cudaSuccess) {
-        return FLARE_ERROR_LAUNCH;
-    }
-    if (args.schedule.never_split) {
-        return FLARE_OK;
-    }
-    const CombineArgs combine{
-        p.out,          p.lse,          p.out_stride_b, p.out_stride_s,             p.out_stride_h,
-        p.lse_stride_b, p.lse_stride_h, args.row_map,   p.sink,                     plan.rows,
-        plan.num_tiles * kTileRows,     p.d_c,          plan.num_parts, args.cuts,  args.o_part,
-        args.lse_part};
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(p.sm_count);
-    config.blockDim = dim3(kCombineThreads);
-    config.dynamicSmemBytes = 0;
-    return cudaLaunchKernelEx(&config, mla_decode_combine_kernel<T>, combine) == cudaSuccess ? FLARE_OK
-                                                                                             : FLARE_ERROR_LAUNCH;
+    return cudaLaunchKernelEx(&config, kernel, args, maps.q, maps.q_rope, maps.kv, maps.values) == cudaSuccess
+               ? FLARE_OK
+               : FLARE_ERROR_LAUNCH;
 }
 
 template <typename T>

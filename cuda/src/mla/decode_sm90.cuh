@@ -20,8 +20,8 @@
 //     P        [64][64]                 8,192    P_i is read by the warpgroup that writes P_{i+1}: one buffer is enough
 //     max      [64] fp32                  256    m_i, published with P_i
 //     sums     [2][2][64] fp32          1,024    exchange of row sums, by piece parity
-//     page ids [6][64]                  1,536    of the next blocks; with token indices biases [4][64]
-//     barriers, share                     184
+//     page ids [6][4]                   1,024    of the next blocks; with token indices biases [4][64]
+//     barriers, share, turns              228
 //
 // Barrier           count        arrives                                waits
 //     q_full        1 + tx       producer                               consumers, once a piece
@@ -32,13 +32,14 @@
 //                                L, R: that warpgroup's warps after PV
 //     p_full[2]     4            owner's warps after writing P, m       the other warpgroup
 //     named 1, 2    128          a warpgroup: zeroing the rows beyond the length
-//     named 3       256          consumers: row sums at the end of a piece
+//     named 3       256          consumers: row sums at the end of a piece, the merge
 //
 // Buffer   written by               read by          ordering
 //     Q, K     TMA                  wgmma            mbarrier; back: wait_group, arrive
 //     K        cp.async (gathering) wgmma            mbarrier, then fence.proxy.async in each reader
 //     K tail   st.shared (zeros)    wgmma            fence.proxy.async in each writer, named barrier
 //     P        stmatrix             wgmma            fence.proxy.async in each writer, mbarrier
+//     Q, K     st.shared, cp.async  ld.shared        the merge, after everything else: named barrier 3
 //
 // One H200, bf16, 128 sequences of 4,096 keys: 128 heads 249 us (586 TFLOP/s), 64 heads 165 us (3.8 TB/s).
 // docs/kernels/mla.md.
@@ -78,9 +79,6 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
         compute_share(args.schedule, part, lane, share, cut);
         if (lane == 0) {
             smem.share = share;
-            if (tile == 0) {
-                args.cuts[part] = cut;
-            }
         }
     } else if (warp == 1 && ptx::elect_one()) {
         ptx::prefetch_tensor_map(&map_q);
@@ -101,14 +99,18 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
             ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer]), 4);
         }
         ptx::fence_mbarrier_init();
+    } else if (kLoad == Load::kTma && warp == 2 && ptx::elect_one()) {
+        prefetch_first_page(args, part);
     }
     __syncthreads();
     if constexpr (kCluster > 1) {
         ptx::cluster_arrive();
         ptx::cluster_wait();
     }
-    ptx::griddepcontrol_launch_dependents();
 
+    if (threadIdx.x == 128) {
+        Merger<T>{args, smem, tile}.open();
+    }
     if (warp < 4) {
         ptx::setmaxnreg_dec<loader_regs(kLoad)>();
         const Producer<kCluster> producer{
@@ -122,7 +124,8 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
     } else {
         ptx::setmaxnreg_inc<consumer_regs(kLoad)>();
         Consumer<T, kCluster, kLoad> consumer{args, smem, warp / 4 - 1, warp % 4, lane};
-        consumer.run(tile, part);
+        consumer.run(tile);
+        Merger<T>{args, smem, static_cast<int>(ptx::block_idx()) % args.num_tiles}.run();
     }
     if constexpr (kCluster > 1) {  // the peer still multicasts into this block and arrives on its barriers
         __syncthreads();

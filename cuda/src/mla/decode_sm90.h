@@ -19,7 +19,7 @@ const char* mla_decode_sm90_kernel_name(const MlaDecodeParams& params);
 // Pure; depends on the device's multiprocessor count, Sq and H alone.
 size_t mla_decode_sm90_workspace(const MlaDecodeParams& params);
 
-// Two launches on the stream, no synchronisation, safe under graph capture. workspace is 256-byte aligned.
+// One launch on the stream, no synchronisation, safe under graph capture. workspace is 256-byte aligned and may hold anything.
 int32_t launch_mla_decode_sm90(const MlaDecodeParams& params, void* workspace, size_t bytes, cudaStream_t stream);
 
 }  // namespace flare::mla

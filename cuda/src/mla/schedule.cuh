@@ -6,8 +6,8 @@
 //   whole   sequence i belongs to part i mod P. Nothing to combine. Taken when it is at most kSplitCost block times
 //           slower than an even share (sequences of like length), or when splitting is forbidden.
 //   split   the concatenation of all sequences is cut into P even intervals; part p takes interval p. A cut inside a
-//           sequence makes partial results, which decode_combine.cuh merges. Cuts closer than kMinPiece blocks to an
-//           end of the sequence move to that end. Always taken when a number of splits is asked for.
+//           sequence makes partial results, which decode_merge_sm90.cuh merges. Always taken when a number of splits is asked
+//           for.
 #pragma once
 
 #include <cmath>
@@ -23,15 +23,24 @@ inline constexpr int kTileRows = 64;
 
 inline constexpr int kPieceCost = 1;
 inline constexpr int kSplitCost = 8;
-inline constexpr int kMinPiece = 1;
 // An interval is at least so long. One H200, 2 requests of 1,024 keys, 16 heads: 19.3 us with 2, 22.6 us with 4.
 inline constexpr int kMinPart = 2;
+inline constexpr int kMaxParts = 160;
 
 struct Cut {
     int32_t request;
     int32_t block;  // 0: the cut falls between sequences
     int32_t num_blocks;
     int32_t pad;
+};
+
+// The pieces of a cut request: the end of part first - 1, all of parts first, .., and the beginning of the last one.
+struct Pieces {
+    int32_t first;  // the first part that begins inside the request
+    int32_t count;
+
+    // Of partial result i: a part has two, first the one of the request that it begins inside.
+    __device__ __forceinline__ int slot(int i) const { return 2 * (first + i) - (i == 0 ? 1 : 2); }
 };
 
 // The share of one part: requests first, first + step, .. up to last; the first starts at block begin_first, the last
@@ -42,6 +51,8 @@ struct Share {
     int32_t begin_first;
     int32_t last;
     int32_t end_last;
+    Pieces first_pieces;  // if begin_first > 0
+    Pieces last_pieces;   // if end_last > 0
 };
 
 struct ScheduleParams {
@@ -104,40 +115,10 @@ __device__ __forceinline__ int blocks_of(int len) {
     return (len + kBlockKeys - 1) / kBlockKeys;
 }
 
-// One warp. Where position x of the concatenation falls.
-__device__ __forceinline__ Cut find_cut(const ScheduleParams& p, int64_t x, int lane) {
-    int64_t base = 0;
-    for (int start = 0; start < p.batch; start += 32) {
-        const int request = start + lane;
-        const int blocks = request < p.batch ? blocks_of(load_length(p, request)) : 0;
-        const int cost = request < p.batch ? blocks + kPieceCost : 0;
-        int sum = cost;  // at most 32 * 2^25
-#pragma unroll
-        for (int offset = 1; offset < 32; offset *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-            sum += lane >= offset ? other : 0;
-        }
-        const int total = __shfl_sync(0xffffffffu, sum, 31);
-        if (x < base + total) {
-            const int64_t begin = base + sum - cost;
-            const uint32_t here = __ballot_sync(0xffffffffu, x >= begin && x < begin + cost);
-            const int owner = __ffs(here) - 1;
-            const int offset = static_cast<int>(__shfl_sync(0xffffffffu, static_cast<int>(x - begin), owner));
-            const int n = __shfl_sync(0xffffffffu, blocks, owner);
-            int block = max(0, min(offset - kPieceCost, n));
-            block = block < kMinPiece ? 0 : block;
-            if (block > 0 && n - block < kMinPiece) {
-                return {start + owner + 1, 0, 0, 0};
-            }
-            return {start + owner, block, n, 0};
-        }
-        base += total;
-    }
-    return {p.batch, 0, 0, 0};
-}
-
-// One warp. The share of `part` and the cut at its start.
+// One warp. The share of `part` and the cut at its start. On the way to the first key of every launch: one scan of the
+// lengths for both cuts, and divisions by lanes.
 __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part, int lane, Share& share, Cut& cut) {
+    constexpr uint32_t kAll = 0xffffffffu;
     int64_t sum = 0;
     int largest = 0;
     if (!p.never_split) {
@@ -147,29 +128,76 @@ __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part,
             sum += blocks + kPieceCost;
             largest = max(largest, blocks);
         }
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-            largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-        }
+        // Below 2^48, so neither half of 32 lanes overflows.
+        const uint32_t low = __reduce_add_sync(kAll, static_cast<uint32_t>(sum) & 0xffff);
+        const uint32_t high = __reduce_add_sync(kAll, static_cast<uint32_t>(sum >> 16));
+        sum = (int64_t{high} << 16) + low;
+        largest = __reduce_max_sync(kAll, largest);
     }
-    const int64_t rounds = (p.batch + p.num_parts - 1) / p.num_parts;
-    const bool even = rounds * (largest + kPieceCost) <= sum / p.num_parts + kSplitCost;
+    const int64_t rounds = static_cast<uint32_t>(p.batch + p.num_parts - 1) / static_cast<uint32_t>(p.num_parts);
+    const bool even = (rounds * (largest + kPieceCost) - kSplitCost) * p.num_parts <= sum;
     if (p.never_split || (p.forced_parts == 0 && even)) {
-        share = {part, p.num_parts, 0, p.batch, 0};
+        share = {part, p.num_parts, 0, p.batch, 0, {0, 0}, {0, 0}};
         cut = {part, 0, 0, 0};
         return;
     }
-    const int64_t wanted = p.forced_parts != 0 ? p.forced_parts : sum / kMinPart;
+    const int64_t wanted = p.forced_parts != 0 ? min(int64_t{p.forced_parts}, sum) : sum / kMinPart;
     const int64_t parts = max(int64_t{1}, min(int64_t{p.num_parts}, wanted));
     if (part >= parts) {
-        share = {p.batch, 1, 0, p.batch, 0};
+        share = {p.batch, 1, 0, p.batch, 0, {0, 0}, {0, 0}};
         cut = {p.batch, 0, 0, 0};
         return;
     }
-    cut = part == 0 ? Cut{0, 0, 0, 0} : find_cut(p, part * sum / parts, lane);
-    const Cut end = part + 1 == parts ? Cut{p.batch, 0, 0, 0} : find_cut(p, (part + 1) * sum / parts, lane);
-    share = {cut.request, 1, cut.block, end.request, end.block};
+    // Cut p lies at x = floor(p sum / parts), in block x - at - kPieceCost of the request that begins at `at`.
+    const auto divide = [](int64_t n, int64_t by) {
+        return (n | by) >> 32 == 0 ? int64_t{static_cast<uint32_t>(n) / static_cast<uint32_t>(by)} : n / by;
+    };
+    const int64_t mine = divide((part + lane % 2) * sum, parts);
+    int64_t x[2];
+    int64_t at[2] = {sum, sum};
+    Cut cuts[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        x[k] = __shfl_sync(kAll, mine, k);
+        cuts[k] = {p.batch, 0, 0, 0};
+    }
+    int64_t base = 0;
+#pragma unroll 1
+    for (int start = 0; start < p.batch && base <= x[1]; start += 32) {
+        const int request = start + lane;
+        const int blocks = request < p.batch ? blocks_of(load_length(p, request)) : 0;
+        const int cost = request < p.batch ? blocks + kPieceCost : 0;
+        int scan = cost;  // at most 32 * 2^25
+#pragma unroll
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const int other = __shfl_up_sync(kAll, scan, offset);
+            scan += lane >= offset ? other : 0;
+        }
+        const int64_t end = base + scan;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const uint32_t here = __ballot_sync(kAll, x[k] >= end - cost && x[k] < end);
+            if (here != 0) {
+                const int owner = __ffs(here) - 1;
+                const int offset = static_cast<int>(x[k] - __shfl_sync(kAll, end - cost, owner));
+                at[k] = x[k] - offset;
+                cuts[k] = {start + owner, max(0, offset - kPieceCost), __shfl_sync(kAll, blocks, owner), 0};
+            }
+        }
+        base = __shfl_sync(kAll, end, 31);
+    }
+    // Lanes 0 and 1 find the first cuts inside the two requests, lanes 2 and 3 the first ones behind them.
+    const int blocks = lane % 2 == 0 ? cuts[0].num_blocks : cuts[1].num_blocks;
+    const int64_t from = (lane % 2 == 0 ? at[0] : at[1]) + kPieceCost + (lane < 2 ? 1 : blocks);
+    const int index = static_cast<int>(divide(from * parts + sum - 1, sum));
+    int found[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        found[k] = __shfl_sync(kAll, index, k);
+    }
+    cut = cuts[0];
+    share = {cuts[0].request, 1, cuts[0].block, cuts[1].request, cuts[1].block,
+             {found[0], found[2] - found[0] + 1}, {found[1], found[3] - found[1] + 1}};
 }
 
 // One run of key blocks of one sequence.

@@ -38,6 +38,19 @@ __device__ __forceinline__ uint32_t cluster_cta_rank() {
     return rank;
 }
 
+// Read anew, where keeping them in registers costs more.
+__device__ __forceinline__ uint32_t block_idx() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
+
+__device__ __forceinline__ uint32_t thread_idx() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
+
 // True in one lane of a converged warp.
 __device__ __forceinline__ bool elect_one() {
     uint32_t elected;
