@@ -93,13 +93,15 @@ struct Consumer {
         }
     }
 
-    // Scale, mask and exponentiate the scores of a block whose first key is key0; updates m and sum. Returns the
-    // factors for O in a.
-    __device__ __forceinline__ void softmax(float (&s)[32], float (&a)[2], uint32_t g, int key0, const int (&limit)[2],
-                                            bool masked) {
+    // Masks the scores of a block whose first key is key0 and takes them into m and sum. a: the factors for O, base: what
+    // exponentiate() subtracts.
+    __device__ __forceinline__ void raise_maxima(float (&s)[32], float (&a)[2], float (&base)[2], uint32_t g, int key0,
+                                                 const int (&limit)[2], bool masked) {
+        if (args.negate) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            s[i] *= args.scale_log2;
+            for (int i = 0; i < 32; ++i) {
+                s[i] = -s[i];
+            }
         }
         if constexpr (kLoad != Load::kTma) {
             if (args.indices != nullptr) {
@@ -123,7 +125,6 @@ struct Consumer {
                 }
             }
         }
-        float base[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float top = s[2 * r];
@@ -131,45 +132,65 @@ struct Consumer {
             for (int i = 0; i < 8; ++i) {
                 top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
             }
-            const float grown = fmaxf(m[r], tile::quad_max(top));
+            const float grown = fmaxf(m[r], tile::quad_max(top) * args.scale_log2);
             const float to = grown - m[r] > kRescaleThreshold ? grown : m[r];
             a[r] = to == m[r] ? 1.0f : ptx::exp2_approx(m[r] - to);
             m[r] = to;
             base[r] = to == -INFINITY ? 0.0f : to;
             sum[r] *= a[r];
         }
+    }
+
+    // Keys [32 kHalf, +32) of the block: exponentials, their part of the row sums, P.
+    template <int kHalf>
+    __device__ __forceinline__ void exponentiate(float (&s)[32], const float (&base)[2], uint32_t (&p)[16]) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
+        for (int i = 16 * kHalf; i < 16 * kHalf + 16; ++i) {
             const int r = (i / 2) % 2;
-            s[i] = ptx::exp2_approx(s[i] - base[r]);
+            s[i] = ptx::exp2_approx(fmaf(s[i], args.scale_log2, -base[r]));
             sum[r] += s[i];
+        }
+#pragma unroll
+        for (int i = 8 * kHalf; i < 8 * kHalf + 8; ++i) {
+            p[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
         }
     }
 
-    // P and m to shared memory, for the other warpgroup.
+    // Half of P to shared memory, for the other warpgroup; with the first half the maxima.
+    template <int kHalf>
     __device__ __forceinline__ void publish(const uint32_t (&p)[16]) {
         const uint32_t row = warp * 16 + lane % 16;
 #pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
+        for (int kk = 2 * kHalf; kk < 2 * kHalf + 2; ++kk) {
             const uint32_t addr =
                 tile::tile_addr<Swizzle::k128>(ptx::smem_addr(smem.p), kBlockKeys, row, 32 * kk + 16 * (lane / 16));
             ptx::stmatrix_x4(addr, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3]);
         }
-        if (lane % 4 == 0) {
+        if (kHalf == 0 && lane % 4 == 0) {
             smem.row_max[warp * 16 + lane / 4] = m[0];
             smem.row_max[warp * 16 + lane / 4 + 8] = m[1];
         }
         ptx::fence_proxy_async_smem();
         __syncwarp();
         if (lane == 0) {
-            ptx::mbarrier_arrive(ptx::smem_addr(&smem.p_full[wg]));
+            ptx::mbarrier_arrive(ptx::smem_addr(&smem.p_full[wg][kHalf]));
         }
     }
 
-    // Waits for the other warpgroup's P and takes over its maxima.
+    // Softmax of an own block, in halves: the other warpgroup multiplies the first while this one exponentiates the second.
+    __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[16], float (&a)[2], uint32_t g, int key0,
+                                            const int (&limit)[2], bool masked) {
+        float base[2];
+        raise_maxima(s, a, base, g, key0, limit, masked);
+        exponentiate<0>(s, base, p);
+        publish<0>(p);
+        exponentiate<1>(s, base, p);
+        publish<1>(p);
+    }
+
+    // Waits for the first half of the other warpgroup's P and takes over its maxima.
     __device__ __forceinline__ void receive(float (&a)[2]) {
-        ptx::mbarrier_wait(ptx::smem_addr(&smem.p_full[wg ^ 1]), other_parity);
-        other_parity ^= 1;
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.p_full[wg ^ 1][0]), other_parity);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float to = smem.row_max[warp * 16 + lane / 4 + 8 * r];
@@ -179,21 +200,28 @@ struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void values_from_smem(float (&o)[128], uint32_t buffer) const {
+    // After receive().
+    __device__ __forceinline__ void values_from_smem(float (&o)[128], uint32_t buffer) {
         const uint64_t desc_p = tile::make_desc_k<Swizzle::k128>(ptx::smem_addr(smem.p));
         const uint64_t desc_v = value_desc(buffer);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
+            if (kk == 2) {
+                ptx::mbarrier_wait(ptx::smem_addr(&smem.p_full[wg ^ 1][1]), other_parity);
+                ptx::wgmma_fence();
+            }
             ptx::wgmma_ss<T, kHalfCols, 0, 1>(o, tile::advance_desc(desc_p, 32 * kk),
                                               tile::advance_desc(desc_v, tile::step_mn<Swizzle::k128>(kk)), 1);
         }
+        other_parity ^= 1;
     }
 
+    template <int kHalf>
     __device__ __forceinline__ void values_from_registers(float (&o)[128], const uint32_t (&p)[16],
                                                           uint32_t buffer) const {
         const uint64_t desc_v = value_desc(buffer);
 #pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
+        for (int kk = 2 * kHalf; kk < 2 * kHalf + 2; ++kk) {
             ptx::wgmma_rs<T, kHalfCols, 1>(o, p[4 * kk], p[4 * kk + 1], p[4 * kk + 2], p[4 * kk + 3],
                                            tile::advance_desc(desc_v, tile::step_mn<Swizzle::k128>(kk)), 1);
         }
@@ -213,13 +241,6 @@ struct Consumer {
         }
         ptx::fence_proxy_async_smem();
         ptx::named_barrier_sync(kBarrierWarpgroup + wg, 128);
-    }
-
-    __device__ __forceinline__ void pack(const float (&s)[32], uint32_t (&p)[16]) const {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            p[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
-        }
     }
 
     // Four lanes of a quad hold columns 8g + 2q, 8g + 2q + 1 of group g in x[g]; afterwards lane q holds group q in x.
@@ -339,16 +360,15 @@ struct Consumer {
                 release_q();
             }
             const int key0 = piece.begin * kBlockKeys;
-            softmax(s, a, g0, key0, limit, key0 + kBlockKeys > full_keys);
-            pack(s, p);
-            publish(p);
+            softmax(s, p, a, g0, key0, limit, key0 + kBlockKeys > full_keys);
             if (has_tail && n == 1) {
                 zero_tail(buffer, valid_last);
             }
             ptx::fence_registers(o);
             ptx::fence_registers(p);
             ptx::wgmma_fence();
-            values_from_registers(o, p, buffer);
+            values_from_registers<0>(o, p, buffer);
+            values_from_registers<1>(o, p, buffer);
             ptx::wgmma_commit();
         }
 #pragma unroll 1
@@ -396,9 +416,9 @@ struct Consumer {
             }
 
             const int key0 = (piece.begin + i) * kBlockKeys;
-            softmax(s, a, g, key0, limit, key0 + kBlockKeys > full_keys);
-            pack(s, p);
-            publish(p);
+            float base[2];
+            raise_maxima(s, a, base, g, key0, limit, key0 + kBlockKeys > full_keys);
+            exponentiate<0>(s, base, p);
             rescale(o, a[0], a[1]);
             if (has_tail && i + 1 == n) {
                 zero_tail(buffer, valid_last);
@@ -406,7 +426,12 @@ struct Consumer {
             ptx::fence_registers(o);
             ptx::fence_registers(p);
             ptx::wgmma_fence();
-            values_from_registers(o, p, buffer);
+            values_from_registers<0>(o, p, buffer);
+            publish<0>(p);
+            exponentiate<1>(s, base, p);
+            publish<1>(p);
+            ptx::wgmma_fence();
+            values_from_registers<1>(o, p, buffer);
             ptx::wgmma_commit();
         }
         ptx::wgmma_wait<0>();

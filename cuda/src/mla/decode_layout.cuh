@@ -16,7 +16,8 @@ struct DecodeArgs {
     float* lse;
     int64_t out_stride_b, out_stride_s, out_stride_h;
     int64_t lse_stride_b, lse_stride_h;
-    float scale_log2;
+    float scale_log2;  // above 0
+    int32_t negate;    // the scores
     int32_t causal;
     RowMap row_map;
     const float* sink;  // [heads]
@@ -98,7 +99,7 @@ struct SharedStorage {
     uint64_t q_empty;
     uint64_t k_full[2][kGroups];
     uint64_t k_empty[2][3];
-    uint64_t p_full[2];
+    uint64_t p_full[2][2];
     Share share;
     union alignas(16) {
         int32_t page_ids[kPageIdSlots][kMaxBoxGroups];  // of the next key blocks, by box group

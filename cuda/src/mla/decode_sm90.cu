@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 
 #include "../tile/tensor_map.h"
 #include "decode_sm90.cuh"
@@ -15,6 +16,7 @@ namespace flare::mla {
 namespace {
 
 constexpr float kLog2e = 1.44269504088896340736f;
+constexpr float kLeastScale = 1e-35f;  // instead of 0: masked scores are -inf before they are scaled
 
 struct Plan {
     int num_requests;
@@ -166,7 +168,8 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     args.out_stride_h = p.out_stride_h;
     args.lse_stride_b = p.lse_stride_b;
     args.lse_stride_h = p.lse_stride_h;
-    args.scale_log2 = p.scale * kLog2e;
+    args.scale_log2 = std::max(std::fabs(p.scale) * kLog2e, kLeastScale);
+    args.negate = p.scale < 0.0f;
     args.causal = !sparse && p.causal != 0 && p.seqlen_q > 1;
     args.rows = plan.rows;
     args.num_tiles = plan.num_tiles;

@@ -10,7 +10,7 @@
 // Roles: warpgroup 0 loads (one warp by TMA, or all four: small pages, token indices; decode_load_sm90.cuh),
 // warpgroups 1 and 2 compute. For each own block i, warpgroup w does
 //     rope and own half of S_i | O += P_{i-1} V_{i-1} (P from smem), hand the half back | other half of S_i
-//     softmax, publish P_i | O += P_i V_i (P in registers; waited for at the next own block)
+//     softmax, publish P_i in halves | O += P_i V_i (P in registers; waited for at the next own block)
 // so the other warpgroup's softmax has tensor work beside it, and a half of V goes back for the block after next as
 // soon as its last reader is through.
 //
@@ -21,7 +21,7 @@
 //     max      [64] fp32                  256    m_i, published with P_i
 //     sums     [2][2][64] fp32          1,024    exchange of row sums, by piece parity
 //     page ids [6][4]                   1,024    of the next blocks; with token indices biases [4][64]
-//     barriers, share, turns              228
+//     barriers, share, turns              244
 //
 // Barrier           count        arrives                                waits
 //     q_full        1 + tx       producer                               consumers, once a piece
@@ -30,7 +30,7 @@
 //                   (128         gathering: each producer thread, for the rope chunk each warp once more)
 //     k_empty[2][3] 4 kCluster   rope: owner's warps after S;           producers of all blocks of the cluster
 //                                L, R: that warpgroup's warps after PV
-//     p_full[2]     4            owner's warps after writing P, m       the other warpgroup
+//     p_full[2][2]  4            owner's warps after half of P (and m)  the other warpgroup
 //     named 1, 2    128          a warpgroup: zeroing the rows beyond the length
 //     named 3       256          consumers: row sums at the end of a piece, the merge
 //
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
             for (int j = 0; j < 3; ++j) {
                 ptx::mbarrier_init(ptx::smem_addr(&smem.k_empty[buffer][j]), 4 * kCluster);
             }
-            ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer]), 4);
+            ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer][0]), 4);
+            ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer][1]), 4);
         }
         ptx::fence_mbarrier_init();
     } else if (kLoad == Load::kTma && warp == 2 && ptx::elect_one()) {
