@@ -13,7 +13,7 @@
 // the other's products. With kPassesBlocks a warpgroup works on the key blocks that its own rows see, and only passes others.
 //
 // Shared memory (bytes), 1024-aligned, in this order; E = element size:
-//   q    kQStages * kBlockM * D * E    tile format of tile/smem_layout.cuh
+//   q    kQStages * kBlockM * D * E    tile format of tile/smem_layout.cuh, one of 64 rows a warpgroup if kQStages is 1
 //   k    kStages * kBlockN * D * E
 //   v    kStages * kBlockN * Dv * E
 //   vt   kStages * ceil(kBlockN / 128) * Dv * 128    e4m3 only: V^T in chunks of 128 keys
@@ -22,8 +22,9 @@
 // The output needs none: a quad exchanges its packed fragment by shuffles into 16-byte pieces.
 //
 // Barriers    | kind | count                | arrives                                        | waits, first parity
-//   q_full[s] | mbar | 1 + tx               | producer, TMA bytes of the tile                | consumers, 0
+//   q_full[s] | mbar | 1 + tx               | producer, TMA bytes of the tile or a part      | consumers, 0
 //   q_empty[s]| mbar | 4 kConsumers         | lane 0 of each consumer warp, last S waited    | producer, 1
+//             |      | one stage: 4         | a barrier a warpgroup                          |
 //   k_full[s] | mbar | 1 + tx               | producer, TMA bytes of the block               | consumers, 0
 //   k_empty[s]| mbar | 4 kConsumers kCluster| a lane of the cluster's consumer warps, S waited | producer, 1
 //   v_full[s] | mbar | 1 + tx (+ 1)         | producer; with device lengths the scrubber     | consumers, 0
@@ -62,7 +63,7 @@ __device__ __forceinline__ int valid_keys(const Sm90Tile& tile, int n) {
     return tile.seqlen_k - (tile.keys.first_key + n * Cfg::kBlockN);
 }
 
-// One thread. Loads in the order in which consumers need them: Q, K(last), then K(n - 1) ahead of V(n).
+// One thread. Loads in the order in which buffers fall free and consumers need them: Q, K(last), then K(n - 1) ahead of V(n).
 template <class Cfg>
 __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Smem<Cfg>& smem) {
     auto k_state = pipe::PipeState<Cfg::kStages>::producer();
@@ -102,12 +103,20 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
             v_state.advance();
         };
 
-        ptx::mbarrier_wait_sleeping(smem.q_empty(q_state.stage), q_state.phase);
-        ptx::mbarrier_arrive_expect_tx(smem.q_full(q_state.stage), Cfg::kBytesQ);
-        ptx::tma_load_5d(smem.q(q_state.stage), &args.map_q, smem.q_full(q_state.stage), 0, tile.q_row + tile.m0, 0,
-                         tile.head, tile.q_batch, ptx::kL2EvictFirst);
+        if constexpr (Cfg::kQStages == 1) {  // then the keys' buffer falls free a step before that of the queries
+            load_k(tile.keys.num_blocks - 1);
+        }
+#pragma unroll 1
+        for (int part = 0; part < Cfg::kQParts; ++part) {
+            ptx::mbarrier_wait_sleeping(smem.q_empty(q_state.stage, part), q_state.phase);
+            ptx::mbarrier_arrive_expect_tx(smem.q_full(q_state.stage, part), Cfg::kBytesQPart);
+            ptx::tma_load_5d(smem.q(q_state.stage, part), &args.map_q, smem.q_full(q_state.stage, part), 0,
+                             tile.q_row + tile.m0 + part * Cfg::kQRows, 0, tile.head, tile.q_batch, ptx::kL2EvictFirst);
+        }
         q_state.advance();
-        load_k(tile.keys.num_blocks - 1);
+        if constexpr (Cfg::kQStages > 1) {
+            load_k(tile.keys.num_blocks - 1);
+        }
         for (int n = tile.keys.num_blocks - 1; n > 0; --n) {
             load_k(n - 1);
             load_v(n);
@@ -258,7 +267,7 @@ struct Sm90Consumer {
 #pragma unroll
         for (int kk = 0; kk < Cfg::kHeadDim / kStepElements; ++kk) {
             ptx::wgmma_ss<T, Cfg::kBlockN>(
-                s, tile::advance_desc(desc_q, tile::step_k<Cfg::kSwizzle>(kk, Cfg::kBlockM)),
+                s, tile::advance_desc(desc_q, tile::step_k<Cfg::kSwizzle>(kk, Cfg::kQRows)),
                 tile::advance_desc(desc_k, tile::step_k<Cfg::kSwizzle>(kk, Cfg::kBlockN)), kk > 0);
         }
         ptx::wgmma_commit();
@@ -311,18 +320,21 @@ struct Sm90Consumer {
     }
 
     __device__ __forceinline__ void acquire_q() {
-        ptx::mbarrier_wait(smem.q_full(q_state.stage), q_state.phase);
+        ptx::mbarrier_wait(smem.q_full(q_state.stage, q_part()), q_state.phase);
         desc_q = query_desc();
     }
 
+    __device__ __forceinline__ uint32_t q_part() const { return Cfg::kQParts == 1 ? 0 : warpgroup; }
+
     __device__ __forceinline__ uint64_t query_desc() const {
-        const uint32_t rows = smem.q(q_state.stage) + warpgroup * 64 * tile::span_bytes(Cfg::kSwizzle);
+        const uint32_t first_row = Cfg::kQParts == 1 ? warpgroup * 64 : 0;
+        const uint32_t rows = smem.q(q_state.stage, q_part()) + first_row * tile::span_bytes(Cfg::kSwizzle);
         return tile::make_desc_k<Cfg::kSwizzle>(static_cast<uint32_t>(ptx::uniform(static_cast<int32_t>(rows))));
     }
 
     __device__ __forceinline__ void release_q() {
         if (lane == 0) {
-            ptx::mbarrier_arrive(smem.q_empty(q_state.stage));
+            ptx::mbarrier_arrive(smem.q_empty(q_state.stage, q_part()));
         }
         q_state.advance();
     }
@@ -439,14 +451,13 @@ struct Sm90Consumer {
         }
     }
 
-    // Scores of block n have been waited for: free what they were read from, make them weights.
-    __device__ __forceinline__ void scores_to_weights(float (&s)[kScores], float (&alpha)[2], Softmax& softmax, int n) {
+    // Scores of block n have been waited for: free what they were read from.
+    __device__ __forceinline__ void take_scores(float (&s)[kScores], int n) {
         release_k();
         if (n == own_begin) {
             release_q();
         }
         transform_scores(s, n);
-        softmax.update(s, alpha, scale_log2);
     }
 
     // The next tile, made current; tile -1 after the last. NOTE: without a loop where it can be helped. A loop here makes the
@@ -485,7 +496,8 @@ struct Sm90Consumer {
             Softmax softmax;
             softmax.reset();
             zero(o);
-            scores_to_weights(s, alpha, softmax, own_end - 1);
+            take_scores(s, own_end - 1);
+            softmax.update(s, alpha, scale_log2);
             if constexpr (Cfg::kSoftmaxUnderOutput) {
                 acquire_v(v_state);
             }
@@ -503,7 +515,10 @@ struct Sm90Consumer {
                 pass_turn();
                 ptx::wgmma_wait<1>();
                 ptx::fence_registers(s);
-                scores_to_weights(s, alpha, softmax, n);
+                take_scores(s, n);
+                float base[2];
+                softmax.raise(s, alpha, base, scale_log2);
+                softmax.template weigh<0, Cfg::kScoresUnderOutput>(s, base, scale_log2);
                 if constexpr (Cfg::kSoftmaxUnderOutput) {
                     // NOTE: the next V is waited for here, not before its product: a loop between the exponentials and the
                     // wait for O keeps ptxas from moving that wait ahead of them.
@@ -517,6 +532,7 @@ struct Sm90Consumer {
                 ptx::fence_registers(p);
                 ptx::fence_registers(s);
                 release_v();
+                softmax.template weigh<Cfg::kScoresUnderOutput, kScores>(s, base, scale_log2);
                 pack_weights<T>(p, s);
                 if (Cfg::kSlackQuarters == 0 || __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
                     rescale(o, alpha);

@@ -26,7 +26,7 @@ inline constexpr uint32_t kTransposeWarps = 3;
 enum class Sm90Schedule { kOverlap, kPingPong };
 
 struct Sm90Args {
-    CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kBlockM, D / span, 1, 1}
+    CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kQRows, D / span, 1, 1}
     CUtensorMap map_k;  // {span, Sk, D / span, Hk, B}, box {span, kBlockN, D / span / cluster, 1, 1}
     CUtensorMap map_v;  // as map_k with Dv
     pipe::TileSchedule schedule;  // of dense batches
@@ -63,20 +63,23 @@ struct Sm90Config {
         kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? tile::Swizzle::k128 : tile::Swizzle::k64;
     static constexpr int kSpan = static_cast<int>(tile::span_bytes(kSwizzle)) / kElement;  // elements of a chunk row
 
-    // Of Softmax. Seldom rescaling the output pays where that is much of the work; its branch costs elsewhere.
-    static constexpr int kSlackQuarters = kHeadDimV >= 256 ? 32 : 0;
     // Warpgroups pass over key blocks that only others' rows see. Of two of them hardly any block is such.
     static constexpr bool kPassesBlocks = kConsumers * kCluster > 2;
-    // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too.
+    // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too: all but the
+    // last ones, beside which the weights are packed.
     static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
+    static constexpr int kScoresUnderOutput = kSoftmaxUnderOutput ? (3 * kBlockN / 8 + 4) / 8 * 8 : kBlockN / 2;
+    // Of Softmax. Seldom rescaling the output saves time and power; with three warpgroups its branch costs more.
+    static constexpr int kSlackQuarters = kSoftmaxUnderOutput ? 32 : 0;
 
     // One block an SM: a producer warpgroup, whose registers go to the consumers. More: as few producer warps as do.
     static constexpr int kProducerWarps = kBlocksPerSm == 1 ? 4 : kFp8 ? 1 + kTransposeWarps : kDeviceLengths ? 2 : 1;
     static constexpr int kThreads = 128 * kConsumers + 32 * kProducerWarps;
     static constexpr int kEntryRegs = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : kConsumers == 3 ? 128 : 96;
-    static constexpr int kProducerRegs = kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 ? 40 : 24) : kConsumers == 3 ? 32 : 24;
+    static constexpr int kProducerRegs =
+        kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 ? 40 : kCluster > 1 ? 32 : 24) : kConsumers == 3 ? 32 : 24;
     static constexpr int kConsumerRegs =
-        kConsumers == 1 ? 256 : kConsumers == 2 ? (kFp8 ? 232 : 240) : kConsumers == 3 ? 160 : 112;
+        kConsumers == 1 ? 256 : kConsumers == 2 ? (kFp8 || kCluster > 1 ? 232 : 240) : kConsumers == 3 ? 160 : 112;
 
     static constexpr uint32_t kBytesQ = kBlockM * kHeadDim * kElement;
     static constexpr uint32_t kBytesK = kBlockN * kHeadDim * kElement;
@@ -88,11 +91,16 @@ struct Sm90Config {
     static constexpr int kSmemLimit = 233472 / kBlocksPerSm - 1024;
     // Two query tiles where they fit: the next one then loads under the current one.
     static constexpr int kQStages = 2 * kBytesQ + kStages * (kBytesK + kBytesV + kBytesVt) + 1024 + kBytesOrder <= kSmemLimit ? 2 : 1;
+    // With one query tile each warpgroup's rows are a tile of their own, loaded again as soon as that warpgroup is done.
+    static constexpr int kQParts = kQStages == 1 ? kConsumers : 1;
+    static constexpr int kQRows = kBlockM / kQParts;
+    static constexpr uint32_t kBytesQPart = kBytesQ / kQParts;
+    static constexpr uint32_t kQBarriers = kQStages * kQParts;
     static constexpr uint32_t kOffsetK = kQStages * kBytesQ;
     static constexpr uint32_t kOffsetV = kOffsetK + kStages * kBytesK;
     static constexpr uint32_t kOffsetVt = kOffsetV + kStages * kBytesV;
     static constexpr uint32_t kOffsetBarriers = kOffsetVt + kStages * kBytesVt;
-    static constexpr uint32_t kOffsetOrder = kOffsetBarriers + 8 * (2 * kQStages + 6 * kStages);
+    static constexpr uint32_t kOffsetOrder = kOffsetBarriers + 8 * (2 * kQBarriers + 6 * kStages);
     static constexpr uint32_t kSmemBytes = kOffsetOrder + kBytesOrder;
 
     // A block of a cluster loads whole chunks of K and V.
@@ -168,13 +176,17 @@ template <class Cfg>
 struct Sm90Smem {
     uint32_t base;
 
-    __device__ __forceinline__ uint32_t q(uint32_t stage) const { return base + stage * Cfg::kBytesQ; }
+    __device__ __forceinline__ uint32_t q(uint32_t stage, uint32_t part) const {
+        return base + stage * Cfg::kBytesQ + part * Cfg::kBytesQPart;
+    }
     __device__ __forceinline__ uint32_t k(uint32_t stage) const { return base + Cfg::kOffsetK + stage * Cfg::kBytesK; }
     __device__ __forceinline__ uint32_t v(uint32_t stage) const { return base + Cfg::kOffsetV + stage * Cfg::kBytesV; }
     __device__ __forceinline__ uint32_t vt(uint32_t stage) const { return base + Cfg::kOffsetVt + stage * Cfg::kBytesVt; }
     __device__ __forceinline__ uint32_t bar(uint32_t i) const { return base + Cfg::kOffsetBarriers + 8 * i; }
-    __device__ __forceinline__ uint32_t q_full(uint32_t stage) const { return bar(stage); }
-    __device__ __forceinline__ uint32_t q_empty(uint32_t stage) const { return bar(Cfg::kQStages + stage); }
+    __device__ __forceinline__ uint32_t q_full(uint32_t stage, uint32_t part) const { return bar(stage * Cfg::kQParts + part); }
+    __device__ __forceinline__ uint32_t q_empty(uint32_t stage, uint32_t part) const {
+        return bar(Cfg::kQBarriers + stage * Cfg::kQParts + part);
+    }
     __device__ __forceinline__ uint32_t k_full(uint32_t stage) const { return kv_bar(0, stage); }
     __device__ __forceinline__ uint32_t k_empty(uint32_t stage) const { return kv_bar(1, stage); }
     __device__ __forceinline__ uint32_t v_full(uint32_t stage) const { return kv_bar(2, stage); }
@@ -182,7 +194,7 @@ struct Sm90Smem {
     __device__ __forceinline__ uint32_t v_raw(uint32_t stage) const { return kv_bar(4, stage); }
     __device__ __forceinline__ uint32_t v_taken(uint32_t stage) const { return kv_bar(5, stage); }
     __device__ __forceinline__ uint32_t kv_bar(uint32_t kind, uint32_t stage) const {
-        return bar(2 * Cfg::kQStages + kind * Cfg::kStages + stage);
+        return bar(2 * Cfg::kQBarriers + kind * Cfg::kStages + stage);
     }
 
     __device__ __forceinline__ PackedTable<Cfg::kBlockM> order() const {
@@ -192,9 +204,9 @@ struct Sm90Smem {
     __device__ __forceinline__ void init() const {
         constexpr uint32_t kReleases = 4 * Cfg::kConsumers;
         constexpr uint32_t kShared = kReleases * Cfg::kCluster;
-        for (int stage = 0; stage < Cfg::kQStages; ++stage) {
-            ptx::mbarrier_init(q_full(stage), 1);
-            ptx::mbarrier_init(q_empty(stage), kReleases);
+        for (uint32_t i = 0; i < Cfg::kQBarriers; ++i) {
+            ptx::mbarrier_init(bar(i), 1);
+            ptx::mbarrier_init(bar(Cfg::kQBarriers + i), kReleases / Cfg::kQParts);
         }
         for (int stage = 0; stage < Cfg::kStages; ++stage) {
             ptx::mbarrier_init(k_full(stage), 1);

@@ -85,7 +85,7 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     const int64_t map_rows_k = std::max<int64_t>(1, rows_k);
     const int32_t batch_q = packed_q ? 1 : s.batch;
     const int32_t batch_k = packed_k ? 1 : s.batch;
-    const bool mapped = make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, batch_q, Cfg::kBlockM,
+    const bool mapped = make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, batch_q, Cfg::kQRows,
                                       s.head_dim / Cfg::kSpan) &&
                         make_map<Cfg>(&args.map_k, k, s.k_stride, map_rows_k, s.head_dim, s.heads_kv, batch_k, Cfg::kBlockN,
                                       Cfg::kChunksK) &&

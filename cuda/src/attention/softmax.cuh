@@ -26,18 +26,26 @@ struct OnlineSoftmax {
         row_sum[0] = row_sum[1] = 0.0f;
     }
 
-    // s becomes the weights; alpha is what the accumulated output has to be multiplied with.
+    // Raises the maxima to those of s. alpha is what the accumulated output has to be multiplied with, base what weigh() takes.
     template <int kCount>
-    __device__ __forceinline__ void update(float (&s)[kCount], float (&alpha)[2], float scale_log2) {
-        float base[2];
-        // Bits of floats without a sign are ordered like integers, and above all that have one.
-        bool signless = false;
-        if constexpr (kIntegerMax) {
-            signless = !__any_sync(0xffffffffu, (__float_as_int(row_max[0]) | __float_as_int(row_max[1])) < 0);
+    __device__ __forceinline__ void raise(const float (&s)[kCount], float (&alpha)[2], float (&base)[2], float scale_log2) {
+        float best[2];
+        if constexpr (kIntegerMax && kSlackQuarters > 0) {
+            both_highest_of_bits(s, best);
+        } else {
+            // Bits of floats without a sign are ordered like integers, and above all that have one.
+            bool signless = false;
+            if constexpr (kIntegerMax) {
+                signless = !__any_sync(0xffffffffu, (__float_as_int(row_max[0]) | __float_as_int(row_max[1])) < 0);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                best[r] = signless ? own_highest_of_bits(s, r) : own_highest(s, r);
+            }
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float new_max = tile::quad_max(signless ? own_highest_of_bits(s, r) : own_highest(s, r));
+            float new_max = tile::quad_max(best[r]);
             if constexpr (kSlackQuarters > 0) {
                 // Both -inf: NaN, which compares false.
                 new_max = (new_max - row_max[r]) * scale_log2 > kSlack ? new_max : row_max[r];
@@ -48,7 +56,14 @@ struct OnlineSoftmax {
             row_max[r] = new_max;
             row_sum[r] *= alpha[r];
         }
-        weigh(s, base, scale_log2);
+    }
+
+    // s becomes the weights; alpha is what the accumulated output has to be multiplied with.
+    template <int kCount>
+    __device__ __forceinline__ void update(float (&s)[kCount], float (&alpha)[2], float scale_log2) {
+        float base[2];
+        raise(s, alpha, base, scale_log2);
+        weigh<0, kCount>(s, base, scale_log2);
     }
 
     // The same for a single warp's m16 rows, and o with it. A row's maximum is raised, and its output rescaled, only when it
@@ -77,7 +92,7 @@ struct OnlineSoftmax {
             }
         }
         const float base[2] = {base_of(row_max[0], scale_log2), base_of(row_max[1], scale_log2)};
-        weigh(s, base, scale_log2);
+        weigh<0, kCount>(s, base, scale_log2);
     }
 
     // Of what row r has seen, with s.
@@ -114,16 +129,40 @@ struct OnlineSoftmax {
         return __int_as_float(max(even, odd));
     }
 
+    // Of both rows, whatever their signs, with one branch behind: where every bit pattern has a sign, the least one as an
+    // unsigned integer is the greatest number. Two warpgroups wait for each other's softmax, so its length counts.
+    template <int kCount>
+    __device__ __forceinline__ void both_highest_of_bits(const float (&s)[kCount], float (&best)[2]) const {
+        static_assert(kCount % 8 == 0, "pairs of two columns of two rows");
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            best[r] = own_highest_of_bits(s, r);
+        }
+        if (__any_sync(0xffffffffu, (__float_as_int(best[0]) | __float_as_int(best[1])) < 0)) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                uint32_t even = __float_as_uint(row_max[r]);
+                uint32_t odd = even;
+#pragma unroll
+                for (int i = 2 * r; i < kCount; i += 8) {
+                    even = min(min(even, __float_as_uint(s[i])), __float_as_uint(s[i + 4]));
+                    odd = min(min(odd, __float_as_uint(s[i + 1])), __float_as_uint(s[i + 5]));
+                }
+                best[r] = __float_as_int(best[r]) < 0 ? __uint_as_float(min(even, odd)) : best[r];
+            }
+        }
+    }
+
     // What is subtracted. A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
     static __device__ __forceinline__ float base_of(float max, float scale_log2) {
         return max == -INFINITY ? 0.0f : max * scale_log2;
     }
 
-    // s becomes the weights and joins the sums.
-    template <int kCount>
+    // s[kFrom, kTo) become weights and join the sums.
+    template <int kFrom, int kTo, int kCount>
     __device__ __forceinline__ void weigh(float (&s)[kCount], const float (&base)[2], float scale_log2) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+        for (int i = kFrom; i < kTo; ++i) {
             s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
             row_sum[(i / 2) % 2] += s[i];
         }
