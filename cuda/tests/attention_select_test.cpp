@@ -77,20 +77,20 @@ void instances() {
     expect_name(make(64, 64, 16384, 1025, -1, -1), "attention_sm90_d64", "D=64 full, 1025 keys");
     expect_name(make(96, 96, 100, 100, -1, 0), "attention_sm90_d96", "D=96");
     expect_name(make(128, 128, 1024, 1024, -1, -1), "attention_sm90_d128", "D=128, 1024 keys");
-    expect_name(make(128, 128, 2048, 2048, -1, -1), "attention_sm90_d128_wide", "D=128 full, 2048 keys");
+    expect_name(make(128, 128, 2048, 2048, -1, -1), "attention_sm90_d128", "D=128 full, 2048 keys");
     expect_name(make(128, 128, 2048, 2048, -1, 0), "attention_sm90_d128", "D=128 causal, 2048 keys");
-    expect_name(make(128, 128, 4096, 4096, -1, 0), "attention_sm90_d128_wide", "D=128 causal, 4096 keys");
-    expect_name(make(128, 128, 4096, 4096, -1, -1), "attention_sm90_d128_pair", "D=128 full, 4096 keys");
-    expect_name(make(128, 128, 8192, 8192, -1, 0), "attention_sm90_d128_pair", "D=128 causal, 8192 keys");
-    expect_name(make(128, 128, 500, 8192, -1, -1), "attention_sm90_d128_wide", "D=128, few rows");
+    expect_name(make(128, 128, 4096, 4096, -1, 0), "attention_sm90_d128", "D=128 causal, 4096 keys");
+    expect_name(make(128, 128, 4096, 4096, -1, -1), "attention_sm90_d128", "D=128 full, 4096 keys");
+    expect_name(make(128, 128, 8192, 8192, -1, 0), "attention_sm90_d128", "D=128 causal, 8192 keys");
+    expect_name(make(128, 128, 500, 8192, -1, -1), "attention_sm90_d128", "D=128, few rows");
     expect_name(make(128, 128, 16384, 16384, 1023, 0), "attention_sm90_d128", "D=128 window of 1024");
-    expect_name(make(128, 128, 16384, 16384, 4095, 0), "attention_sm90_d128_wide", "D=128 window of 4096");
+    expect_name(make(128, 128, 16384, 16384, 4095, 0), "attention_sm90_d128", "D=128 window of 4096");
     expect_name(make(192, 128, 512, 512, -1, 0), "attention_sm90_d192_128", "D=192/128");
     expect_name(make(192, 192, 512, 512, -1, 0), "attention_sm90_d192", "D=192");
     expect_name(make(256, 256, 2048, 2048, -1, -1), "attention_sm90_d256", "D=256, 2048 keys");
     expect_name(make(256, 256, 8192, 8192, -1, -1), "attention_sm90_d256_pair", "D=256, 8192 keys");
     expect_name(make(256, 256, 128, 8192, -1, -1), "attention_sm90_d256", "D=256, few rows");
-    expect_name(make(128, 128, 8192, 8192, -1, 0, DType::kFp16), "attention_sm90_d128_pair", "fp16");
+    expect_name(make(128, 128, 8192, 8192, -1, 0, DType::kFp16), "attention_sm90_d128", "fp16");
     expect_name(make(128, 128, 8192, 8192, -1, 0, DType::kFp8E4m3), "attention_sm90_d128_e4m3", "e4m3");
     expect_name(make(128, 128, 0, 0, -1, 0), "attention_sm90_d128", "empty");
 }
@@ -108,7 +108,7 @@ void plain_only() {
     expect_name(p, "attention_sm90_d256", "ALiBi");
     p = make(128, 128, 8192, 8192, -1, -1);
     p.seqused_q = lengths;
-    expect_name(p, "attention_sm90_d128_wide", "seqused_q");
+    expect_name(p, "attention_sm90_d128", "seqused_q");
     p = make(256, 256, 8192, 8192, -1, -1);
     p.cu_seqlens_q = lengths;
     expect_name(p, "attention_sm90_d256", "cu_seqlens_q");

@@ -47,16 +47,8 @@ int find_instance(const FwdParams& p) {
             }
         }
         // Two blocks that share their keys save power where many keys follow each other, and lose time at edges.
-        const bool pair = plain && keys >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0;
-        if (p.head_dim == 256 && pair) {
+        if (p.head_dim == 256 && plain && keys >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0) {
             return k_d256_pair;
-        }
-        if (p.head_dim == 128 && pair) {
-            return k_d128_pair;
-        }
-        // Wide key blocks pay where few of a tile's blocks are cut by a mask.
-        if (p.head_dim == 128 && keys >= 2048) {
-            return k_d128_wide;
         }
     }
     for (int i = 0; i < kNumInstances; ++i) {
