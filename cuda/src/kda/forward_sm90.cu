@@ -38,9 +38,15 @@ struct Layout {
     bool hosted;  // recurrence blocks have a prepare team, too
 };
 
+// ns a chunk: of a prepare block, and of a recurrence.
+constexpr int64_t kPrepare = 1600;
+constexpr int64_t recurrence_step(int groups, bool hosted) {
+    return groups == 1 ? 680 : hosted ? 1900 : 1170;
+}
+
 Layout choose_layout(const KdaParams& p) {
     constexpr int64_t kSms = 132;
-    constexpr int64_t kFused = 2570, kPrepare = 1600, kHosted = 4900;  // ns a chunk of a block
+    constexpr int64_t kFused = 2570, kHosted = 4900;  // ns a chunk of a block
     constexpr int64_t kSplitStart = 16000;  // ns, rather too much: the flags; the first chunks' way through memory
     const int64_t units = p.num_sequences * p.heads_v;
     const int64_t chunks = p.cu_seqlens != nullptr ? p.seqlen / kChunk / (p.num_sequences + 1) : p.seqlen / kChunk;
@@ -49,8 +55,7 @@ Layout choose_layout(const KdaParams& p) {
         return best;
     }
     int64_t best_time = (units + kSms - 1) / kSms * kFused * chunks;
-    // `step`: ns that a recurrence takes for a chunk.
-    const auto consider = [&](int groups, bool hosted, int64_t step) {
+    const auto consider = [&](int groups, bool hosted) {
         const int64_t blocks = units * (64 * groups < p.head_dim_v ? 2 : 1);
         const int64_t prepare = kSms - blocks;
         if (64 * groups > p.head_dim_v || prepare < 8) {
@@ -58,15 +63,15 @@ Layout choose_layout(const KdaParams& p) {
         }
         // Chunks a ms of all teams.
         const int64_t rate = prepare * 1000000 / kPrepare + (hosted ? blocks * 1000000 / kHosted : 0);
-        const int64_t time = std::max(step, units * 1000000 / rate) * chunks + kSplitStart;
+        const int64_t time = std::max(recurrence_step(groups, hosted), units * 1000000 / rate) * chunks + kSplitStart;
         if (time < best_time) {
             best_time = time;
             best = {groups, hosted};
         }
     };
-    consider(1, false, 680);
-    consider(2, false, 1170);
-    consider(2, true, 1900);
+    consider(1, false);
+    consider(2, false);
+    consider(2, true);
     return best;
 }
 
@@ -167,8 +172,11 @@ int32_t launch_split(const KdaParams& p, int groups, uint8_t* workspace, cudaStr
     if (!make_args(&args, p)) {
         return cudaErrorInvalidValue;
     }
-    const int recurrences = static_cast<int>(p.num_sequences * p.heads_v) * (64 * groups < p.head_dim_v ? 2 : 1);
-    const int prepare = sms - recurrences > 8 ? sms - recurrences : 8;
+    const int units = static_cast<int>(p.num_sequences * p.heads_v);
+    const int recurrences = units * (64 * groups < p.head_dim_v ? 2 : 1);
+    // As many as the recurrences follow: what is made far ahead leaves L2 before they come to it.
+    const int enough = std::max(20, static_cast<int>(units * kPrepare / recurrence_step(groups, kHosted > 0)) + 1);
+    const int prepare = std::max(8, std::min(sms - recurrences, enough));
     kernel<<<static_cast<unsigned>(prepare + recurrences), fused::kThreads, kShared, stream>>>(
         args, workspace, flags, flags + num_blocks(p), static_cast<uint32_t>(prepare), groups);
     return cudaPeekAtLastError();
