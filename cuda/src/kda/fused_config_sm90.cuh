@@ -42,12 +42,15 @@ inline constexpr uint32_t kBlockV = 31744;  // values; then, warp by warp, the o
 inline constexpr uint32_t kBlockBytes = 39936;
 inline constexpr uint32_t kHalfTileBytes = 4096;
 static_assert(kBlockBytes % 1024 == 0 && kInputBytes % 1024 == 0, "tiles are swizzle-aligned");
-// Before w, in its place: sums of log2 gates, [warp][channel]; then fp32 [column][row], beta_i L_ij and the inverse.
-inline constexpr uint32_t kBlockTotals = kBlockW;
+// Before w, in its place: the second term of k exp2(a - G), where keys repeat; then fp32 [column][row], beta_i L_ij and the
+// inverse. Before X: sums of log2 gates, [warp][channel].
+inline constexpr uint32_t kBlockKeysLow = kBlockW;
 inline constexpr uint32_t kBlockMatrix = kBlockW;
+inline constexpr uint32_t kBlockTotals = kBlockX;
 inline constexpr int kMatrixPitch = 36;
 
 // Scratch of a team, fp32.
+inline constexpr uint32_t kScratchRepeats = 0;      // rows of each warp whose key repeats an earlier one: bit 4 i, [4]
 inline constexpr uint32_t kScratchNorms = 512;      // 1 / |k_i|, scale / |q_i|, 1 / rho_i, rho_i, [32][4]
 inline constexpr uint32_t kScratchBeta = 1024;      // [32]
 inline constexpr uint32_t kScratchDiagonal = 1152;  // q_i k_i / rho_i, [32]

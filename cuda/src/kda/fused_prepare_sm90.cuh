@@ -172,10 +172,24 @@ struct Norms {
             ptx::mma_m16n8k16<T>(k, a, a[1], a[3]);
         }
     }
+    // Which rows have a key much like one of the warp's rows before them: row i if any of the bits 4 i to 4 i + 3 is set. Later
+    // rows do not count, so that no later token changes earlier bits.
+    __device__ __forceinline__ uint32_t repeats(int lane) const {
+        const int g = lane / 4;
+        const int t = lane % 4;
+        const float size = __shfl_sync(0xffffffffu, g % 2 == 0 ? k[2] : k[3], 4 * g + g / 2);
+        const float first = 2 * t < g ? fabsf(k[2]) : 0.0f;
+        const float second = 2 * t + 1 < g ? fabsf(k[3]) : 0.0f;
+        return __ballot_sync(0xffffffffu, fmaxf(first, second) > 0.5f * size);
+    }
     // To the scratch.
     template <class M>
     __device__ __forceinline__ void put(const KdaParams& p, const Team<M>& team) const {
         const int lane = team.lane;
+        const uint32_t rows = repeats(lane);
+        if (lane == 0) {
+            st_shared_u(team.scratch() + kScratchRepeats + 4 * team.warp, rows);
+        }
         if (lane % 4 == lane / 8) {
             const bool odd = (lane / 4) % 2 != 0;
             const bool norm = p.qk_l2norm != 0;
@@ -190,9 +204,36 @@ struct Norms {
     }
 };
 
-// Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs.
+// What 16 bits leave of k exp2(a - G) in the rows whose key repeats an earlier one, zeros in the others.
 template <typename T, class M>
-__device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>& team, uint32_t stage, uint32_t block,
+__device__ __forceinline__ void put_keys_low(const Team<M>& team, uint32_t in, uint32_t out, uint32_t column,
+                                             const float (&sum)[8][4], const float (&start)[4]) {
+    const uint32_t rows = __float_as_uint(ld_shared_f(team.scratch() + kScratchRepeats + 4 * team.warp));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        uint32_t low16[2] = {0, 0};
+        if ((rows >> (4 * i)) % 16 != 0) {
+            const uint2 raw = ld_shared_u2(in + i * 128 + (column ^ (i << 4)));
+            const float2 k01 = unpack2<T>(raw.x), k23 = unpack2<T>(raw.y);
+            const float norm = ld_shared_f(team.scratch() + kScratchNorms + 16 * (8 * team.warp + i));
+            const float k[4] = {k01.x, k01.y, k23.x, k23.y};
+            float low[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const float exact = k[c] * norm * ptx::exp2_approx(-(sum[i][c] + start[c]));
+                low[c] = exact - static_cast<float>(static_cast<T>(exact));
+            }
+            low16[0] = ptx::pack2<T>(low[0], low[1]);
+            low16[1] = ptx::pack2<T>(low[2], low[3]);
+        }
+        st_shared_u2(out + i * 128 + (column ^ (i << 4)), low16[0], low16[1]);
+    }
+}
+
+// Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs. Returns whether keys
+// repeat: then there are second terms of k exp2(a - G) too, zeros in the rows whose key is new.
+template <typename T, class M>
+__device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>& team, uint32_t stage, uint32_t block,
                                               int length) {
     const int lane = team.lane;
     const int row0 = 8 * team.warp;
@@ -255,7 +296,13 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
                          decay_from_log2(all[2]), decay_from_log2(all[3]));
         }
     }
+    const float4 repeats = ld_shared_f4(team.scratch() + kScratchRepeats);
+    const bool any_repeats = (__float_as_uint(repeats.x) | __float_as_uint(repeats.y) | __float_as_uint(repeats.z) |
+                              __float_as_uint(repeats.w)) != 0;
     const uint32_t from_anchor = ptx::pack2<T>(kPowerOfAnchor, kPowerOfAnchor);
+    if (any_repeats) {
+        put_keys_low<T>(team, in, out + kBlockKeysLow, column, sum, start);
+    }
     // Two rows at a time: the stores take the places of what they were made from, so no load moves ahead of them.
     const auto address = [&](int row) { return in + row * 128 + (column ^ (row << 4)); };
 #pragma unroll
@@ -304,6 +351,23 @@ __device__ __forceinline__ void prepare_tiles(const KdaParams& p, const Team<M>&
             st_shared_u2(to + kBlockKr, kr16[r][0], kr16[r][1]);
         }
     }
+    return any_repeats;
+}
+
+// [Kd; Qd] (k exp2(a - G))^T, the keys in one or two terms.
+template <typename T, bool kTwoTerms>
+__device__ __forceinline__ void multiply_keys(float (&acc)[16], uint64_t rows, uint64_t columns, uint64_t columns_low) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+        const uint32_t step = tile::step_k<tile::Swizzle::k128>(kk, 96);
+        ptx::wgmma_ss<T, 32>(acc, tile::advance_desc(rows, step), tile::advance_desc(columns, step), kk > 0);
+        if constexpr (kTwoTerms) {
+            ptx::wgmma_ss<T, 32>(acc, tile::advance_desc(rows, step),
+                                 tile::advance_desc(columns_low, tile::step_k<tile::Swizzle::k128>(kk, kChunk)), 1);
+        }
+    }
+    ptx::wgmma_commit();
 }
 
 // From k k^T and q k^T in a warpgroup's accumulators (rows 0..31 and 32..63): beta L to shared memory, A to the block.
@@ -558,7 +622,7 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
         ptx::mbarrier_wait(team.input_full(input.stage), input.phase);
 
         park(next, parked);
-        prepare_tiles<T>(p, team, stage, block, length);
+        const bool two_terms = prepare_tiles<T>(p, team, stage, block, length);
         if (ld_shared_f(parked + 28) != 0.0f) {
             team.start_next();
             st_shared_u(parked + 28, 0);
@@ -569,13 +633,11 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
             float acc[16];
             const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
             const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int kk = 0; kk < 8; ++kk) {
-                const uint32_t step = tile::step_k<tile::Swizzle::k128>(kk, 96);
-                ptx::wgmma_ss<T, 32>(acc, tile::advance_desc(rows, step), tile::advance_desc(columns, step), kk > 0);
+            if (two_terms) {
+                multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
+            } else {
+                multiply_keys<T, false>(acc, rows, columns, 0);
             }
-            ptx::wgmma_commit();
             // What comes next, while the products run and warps 2 and 3 have the time to begin the copies.
             unpark(next, parked);
             if (loader) {
@@ -593,6 +655,9 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
             }
             ptx::wgmma_wait<0>();
             ptx::fence_registers(acc);
+            if (two_terms) {
+                team.sync();  // all products have read the second terms, whose places L takes
+            }
             put_matrices(team, acc, block);
         }
         if (team.warp < 2) {

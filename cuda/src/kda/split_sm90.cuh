@@ -235,22 +235,23 @@ __device__ __forceinline__ void run_split_team(const KdaParams& p, uint32_t smem
         }
         ptx::mbarrier_wait(empty, phase);
         phase ^= 1;
-        prepare_tiles<T>(p, team, stage, block, length);
+        const bool two_terms = prepare_tiles<T>(p, team, stage, block, length);
         ptx::fence_proxy_async_smem();
         team.sync();
         {
             float acc[16];
             const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
             const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int kk = 0; kk < 8; ++kk) {
-                const uint32_t step = tile::step_k<tile::Swizzle::k128>(kk, 96);
-                ptx::wgmma_ss<T, 32>(acc, tile::advance_desc(rows, step), tile::advance_desc(columns, step), kk > 0);
+            if (two_terms) {
+                multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
+            } else {
+                multiply_keys<T, false>(acc, rows, columns, 0);
             }
-            ptx::wgmma_commit();
             ptx::wgmma_wait<0>();
             ptx::fence_registers(acc);
+            if (two_terms) {
+                team.sync();  // all products have read the second terms, whose places L takes
+            }
             put_matrices(team, acc, block);
         }
         if (team.warp < 2) {
