@@ -61,6 +61,7 @@ inline constexpr int kWarps = 8;  // that compute
 inline constexpr int kThreads = 128 + 32 * kWarps;
 inline constexpr uint32_t kLoaderRegs = 24;
 inline constexpr uint32_t kComputeRegs = 240;
+inline constexpr int kScorePitch = 2 * kKeys + 4;  // floats: a fragment's writes fall on different banks
 inline constexpr int kSliceCols = 128;             // of O, merged between groups at a time
 inline constexpr int kWeightPitch = 2 * kKeys + 16;  // of P in bytes: eight rows fall on different banks
 
@@ -73,8 +74,9 @@ struct Shape {
     static constexpr int kGroups = kWarps / kGroupWarps;
     static constexpr int kWarpCols = kCols / kGroupWarps;
     static constexpr int kScales = kWarpCols / kScaleCols;  // scales of a key that a warp needs
-    static constexpr int kStages = kTall == 1 ? 8 : 6;
-    static constexpr int kLoaders = kTall == 1 ? 4 : 3;  // warps; a stage always belongs to the same
+    static constexpr int kStages = kTall == 1 ? 8 : kTall == 2 ? 6 : 4;
+    static constexpr int kLoaders = kTall == 2 ? 3 : 4;  // warps; a stage always belongs to the same
+    static constexpr int kTileStep = kTall == 4 ? 2 : 1;  // tiles at a time
     static_assert(kStages % kLoaders == 0);
 };
 
@@ -102,6 +104,22 @@ struct SharedStorage {
     uint64_t empty[S::kStages];
     Share share;
 };
+// 64 rows: wgmma.
+template <>
+struct SharedStorage<4> {
+    using S = Shape<4>;
+    alignas(1024) uint8_t q[9][S::kRows * 128];                 // chunks of 64 channels, 128-byte swizzle
+    alignas(1024) uint8_t p[kCols / kScaleCols][S::kRows * 128];  // [row][key], times the scales of 128 columns each
+    alignas(128) uint8_t k[S::kStages][kTileBytes];
+    float scores[2][S::kRows][kScorePitch];  // partial, [row][key], of the two warpgroups
+    float factor[S::kRows];                  // of O
+    uint32_t present[S::kStages];
+    uint64_t full[S::kStages];
+    uint64_t empty[S::kStages];
+    Share share;
+};
+static_assert(sizeof(SharedStorage<4>) <= 232448, "shared memory of a Hopper block");
+
 static_assert(sizeof(SharedStorage<1>) <= 232448 && sizeof(SharedStorage<2>) <= 232448, "shared memory of a Hopper block");
 
 enum NamedBarrier : uint32_t { kBarrierCompute = 1, kBarrierGroup = 2 };  // and 3 to 5: one for each group

@@ -35,7 +35,7 @@ Plan make_plan(const MlaDecodeParams& p) {
     const bool sparse = p.indices != nullptr;  // every query token has keys of its own
     plan.num_requests = sparse ? p.batch * p.seqlen_q : p.batch;
     plan.rows = sparse ? p.heads : p.seqlen_q * p.heads;
-    plan.tall = plan.rows <= 16 ? 1 : 2;
+    plan.tall = plan.rows <= 16 ? 1 : plan.rows <= 32 || p.dtype != DType::kBf16 ? 2 : 4;  // fp16 would spill
     const int tile_rows = 16 * plan.tall;
     plan.num_tiles = std::max(1, (plan.rows + tile_rows - 1) / tile_rows);
     plan.num_parts = std::min(kMaxParts, std::max(1, p.sm_count / plan.num_tiles));
@@ -152,7 +152,14 @@ int32_t launch(const MlaDecodeParams& p, const AbsorbedArgs& a, const Plan& plan
 
 template <typename T>
 int32_t launch(const MlaDecodeParams& p, const AbsorbedArgs& a, const Plan& plan, uint8_t* workspace, cudaStream_t stream) {
-    return plan.tall == 1 ? launch<T, 1>(p, a, plan, workspace, stream) : launch<T, 2>(p, a, plan, workspace, stream);
+    switch (plan.tall) {
+        case 1:
+            return launch<T, 1>(p, a, plan, workspace, stream);
+        case 2:
+            return launch<T, 2>(p, a, plan, workspace, stream);
+        default:
+            return launch<__nv_bfloat16, 4>(p, a, plan, workspace, stream);
+    }
 }
 
 }  // namespace
@@ -167,7 +174,10 @@ int32_t select_mla_decode_rows_sm90(const MlaDecodeParams& p) {
 }
 
 const char* mla_decode_rows_sm90_kernel_name(const MlaDecodeParams& p) {
-    return make_plan(p).tall == 1 ? "mla_decode_sm90_row656_r16" : "mla_decode_sm90_row656_r32";
+    const int tall = make_plan(p).tall;
+    return tall == 1   ? "mla_decode_sm90_row656_r16"
+           : tall == 2 ? "mla_decode_sm90_row656_r32"
+                       : "mla_decode_sm90_row656_r64";
 }
 
 size_t mla_decode_rows_sm90_workspace(const MlaDecodeParams& p) {
