@@ -268,7 +268,7 @@ final class CaseRun implements AutoCloseable {
         keep(
             kda.plan(x.q, x.k, x.v, x.g, x.beta, x.aLog, x.dtBias, out, initialState, state, null));
     plan.launch(x.q, x.k, x.v, x.g, x.beta, x.aLog, x.dtBias, out, initialState, state);
-    return delta(plan, c.operation(), out, state);
+    return delta(plan, out, state);
   }
 
   private Result kdaDecode(KdaDecode c) {
@@ -294,7 +294,7 @@ final class CaseRun implements AutoCloseable {
     KdaDecodePlan plan =
         keep(kda.planDecode(x.q, x.k, x.v, x.g, x.beta, x.aLog, x.dtBias, out, pool, null));
     plan.launch(null, x.q, x.k, x.v, x.g, x.beta, x.aLog, x.dtBias, out, pool, null);
-    return delta(plan, Operation.KDA, out, pool);
+    return delta(plan, out, pool);
   }
 
   private KimiDeltaAttention deltaOptions(KdaOptions options) {
@@ -381,10 +381,10 @@ final class CaseRun implements AutoCloseable {
         plan.kernelName(), operation, precision, outValues, lseValues, true, slack, unwritten);
   }
 
-  private Result delta(Plan plan, Operation operation, Tensor out, Tensor state) {
+  private Result delta(Plan plan, Tensor out, Tensor state) {
     return new Result(
         plan.kernelName(),
-        operation,
+        Operation.KDA,
         precision,
         values(out),
         values(state),

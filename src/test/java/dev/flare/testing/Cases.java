@@ -3,7 +3,6 @@ package dev.flare.testing;
 import dev.flare.reference.AttentionOptions;
 import dev.flare.reference.AttentionReference;
 import dev.flare.reference.AttentionResult;
-import dev.flare.reference.ErrorMetrics;
 import dev.flare.reference.Heads;
 import dev.flare.reference.KdaInputs;
 import dev.flare.reference.KdaOptions;
@@ -12,8 +11,6 @@ import dev.flare.reference.KdaResult;
 import dev.flare.reference.MlaReference;
 import dev.flare.reference.Precision;
 import dev.flare.reference.Tokens;
-import dev.flare.reference.Tolerances;
-import dev.flare.reference.Tolerances.Operation;
 import java.util.Arrays;
 import java.util.SplittableRandom;
 import java.util.function.LongFunction;
@@ -214,45 +211,6 @@ public final class Cases {
     public KdaResult reference() {
       return KdaReference.forward(
           tokens.tokens(), inputs, options, initialState, checkpointInterval);
-    }
-
-    /**
-     * The row of the acceptance table: that of nearly equal keys where no kernel could keep to the
-     * other one, because inputs that differ by half an ulp already have answers that far apart.
-     */
-    public Operation operation() {
-      return precision == Precision.BF16
-              && halfAnUlp() > Tolerances.relative(Operation.KDA, precision)
-          ? Operation.KDA_COLLINEAR
-          : Operation.KDA;
-    }
-
-    /** How far the exact output and state move with inputs that move by up to half an ulp. */
-    private double halfAnUlp() {
-      SplittableRandom random = new SplittableRandom(tokens.tokens().rows());
-      double[] g = moved(random, inputs.g());
-      if (options.gate() == KdaOptions.Gate.LOG) {
-        Arrays.setAll(g, i -> Math.min(0, g[i]));
-      }
-      KdaInputs near =
-          new KdaInputs(
-              inputs.heads(),
-              inputs.valueHeads(),
-              inputs.keyDim(),
-              inputs.valueDim(),
-              moved(random, inputs.q()),
-              moved(random, inputs.k()),
-              moved(random, inputs.v()),
-              g,
-              moved(random, inputs.beta()),
-              inputs.aLog(),
-              inputs.dtBias());
-      KdaResult here = reference();
-      KdaResult there =
-          new Kda(name, precision, tokens, near, options, initialState, 0).reference();
-      return Math.max(
-          ErrorMetrics.of(there.out(), here.out()).relative(),
-          ErrorMetrics.of(there.finalState(), here.finalState()).relative());
     }
 
     @Override
@@ -597,15 +555,6 @@ public final class Cases {
       }
     }
     return k;
-  }
-
-  /** BF16 numbers, each moved by up to half an ulp. */
-  private static double[] moved(SplittableRandom random, double[] x) {
-    double[] near = new double[x.length];
-    Arrays.setAll(
-        near,
-        i -> x[i] + (random.nextDouble() - 0.5) * Math.scalb(1.0, Math.getExponent(x[i]) - 7));
-    return near;
   }
 
   private static KdaOptions kdaOptions(SplittableRandom random, KdaInputs inputs) {
