@@ -144,22 +144,8 @@ template <typename T, int kCluster, decode::Load kLoad>
 int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
     DecodeArgs args{};
     const bool sparse = p.indices != nullptr;
-    const int tokens_apart = sparse ? p.seqlen_q : 1;
-    ScheduleParams& schedule = args.schedule;
-    schedule.seqlens_k = sparse ? p.topk_length : p.seqlens_k;
-    schedule.length_stride_b = sparse ? p.topk_length_stride_b : 1;
-    schedule.length_stride_s = p.topk_length_stride_s;
-    schedule.index_is_64 = p.index_is_64;
-    schedule.batch = plan.num_requests;
-    schedule.tokens_apart = tokens_apart;
-    schedule.seqlen_k = sparse ? p.topk : p.seqlen_k;
-    schedule.num_parts = plan.num_parts;
-    schedule.never_split = p.deterministic != 0 || p.num_splits == 1;
-    if (p.num_splits > 1) {  // of requests of like length
-        const int64_t wanted = int64_t{p.num_splits} * plan.num_requests;
-        schedule.forced_parts = static_cast<int32_t>(std::min<int64_t>(plan.num_parts, wanted));
-    }
-    args.row_map = {p.cu_seqlens_q, p.index_is_64, sparse ? 1 : p.seqlen_q, p.heads, tokens_apart};
+    args.schedule = make_schedule(p, plan.num_requests, plan.num_parts);
+    args.row_map = make_row_map(p);
     args.sink = p.sink;
     args.out = p.out;
     args.lse = p.lse;

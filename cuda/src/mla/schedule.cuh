@@ -10,6 +10,7 @@
 //           for.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -83,6 +84,31 @@ struct RowMap {
 
     __device__ __forceinline__ Span span(int request) const;
 };
+
+// With token indices a request is a query token, else a sequence.
+inline ScheduleParams make_schedule(const MlaDecodeParams& p, int32_t num_requests, int32_t num_parts) {
+    const bool sparse = p.indices != nullptr;
+    ScheduleParams schedule{};
+    schedule.seqlens_k = sparse ? p.topk_length : p.seqlens_k;
+    schedule.length_stride_b = sparse ? p.topk_length_stride_b : 1;
+    schedule.length_stride_s = p.topk_length_stride_s;
+    schedule.index_is_64 = p.index_is_64;
+    schedule.batch = num_requests;
+    schedule.tokens_apart = sparse ? p.seqlen_q : 1;
+    schedule.seqlen_k = sparse ? p.topk : p.seqlen_k;
+    schedule.num_parts = num_parts;
+    schedule.never_split = p.deterministic != 0 || p.num_splits == 1;
+    if (p.num_splits > 1) {  // of requests of like length
+        const int64_t wanted = int64_t{p.num_splits} * num_requests;
+        schedule.forced_parts = static_cast<int32_t>(std::min<int64_t>(num_parts, wanted));
+    }
+    return schedule;
+}
+
+inline RowMap make_row_map(const MlaDecodeParams& p) {
+    const bool sparse = p.indices != nullptr;
+    return {p.cu_seqlens_q, p.index_is_64, sparse ? 1 : p.seqlen_q, p.heads, sparse ? p.seqlen_q : 1};
+}
 
 __device__ __forceinline__ int load_index(const void* array, int index_is_64, int64_t i) {
     return index_is_64 ? static_cast<int>(__ldg(static_cast<const long long*>(array) + i))
