@@ -1,7 +1,7 @@
 // Attention and the merge of partial results on CUDA against the CPU backend, through flare.h: every kernel by name, every
 // option, outputs poisoned first, unused memory filled with NaN, errors held to the bounds of the golden vectors. Without
 // arguments the whole grid, "grid I N" every N-th case of it from the I-th on (several processes share the work, most of which
-// is the CPU's); "small" a short one for compute-sanitizer; "random SECONDS SEED" random cases. Ends with status 77 (skipped)
+// is the CPU's); "small [I N]" a short one for compute-sanitizer; "random SECONDS SEED" random cases. Ends with status 77 (skipped)
 // where there is no usable GPU.
 #if defined(FLARE_HAVE_CUDA)
 #include "gpu_support.h"
@@ -117,7 +117,7 @@ void fail(const std::string& what, const std::string& kernel, const std::string&
 
 int turn = 0;  // cases of the grid so far
 int share = 0;
-int shares = 0;  // 0: not of the grid
+int shares = 0;  // 0: random cases, not shared
 
 void test(const Case& c) {
     if (shares > 0) {
@@ -795,14 +795,12 @@ int main(int argc, char** argv) {
         return kSkipped;
     }
     const std::string what = argc > 1 ? argv[1] : "grid";
-    if (what == "small") {
-        test_small();
-    } else if (what == "random") {
+    if (what == "random") {
         test_random(argc > 2 ? std::atoi(argv[2]) : 10, argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
     } else {
         share = argc > 2 ? std::atoi(argv[2]) : 0;
         shares = argc > 3 ? std::max(1, std::atoi(argv[3])) : 1;
-        test_grid();
+        what == "small" ? test_small() : test_grid();
     }
     return finish("gpu_attention_test");
 }
