@@ -158,7 +158,7 @@ void test_choice_on_hopper() {
     CHECK(sm80_is_faster(dense(1, 16, 32768, 64, 8, 128)));
     CHECK(!sm80_is_faster(dense(1, 128, 32768, 64, 8, 128)));
     CHECK(sm80_is_faster(dense(4, 16, 4096, 64, 8, 128)));
-    CHECK(sm80_is_faster(dense(16, 16, 4096, 64, 8, 128)));
+    CHECK(!sm80_is_faster(dense(16, 16, 4096, 64, 8, 128)));
     CHECK(!sm80_is_faster(dense(16, 64, 4096, 64, 8, 128)));
     CHECK(sm80_is_faster(dense(4, 8, 4096, 64, 8, 256)));
     CHECK(!sm80_is_faster(dense(1, 16, 1024, 64, 8, 128)));
@@ -185,6 +185,25 @@ void test_choice_on_hopper() {
     CHECK(!sm80_is_faster(dense(4, 4096, 4096, 16, 16, 128)));
 }
 
+// Heads joined in a tile of the Hopper kernel: where that saves a round.
+void test_joined_heads() {
+    CHECK(sm90_joined_heads(dense(16, 16, 4096, 64, 8, 128), 128, 132) == 3);
+    CHECK(sm90_joined_heads(dense(16, 64, 4096, 64, 8, 128), 128, 132) == 3);
+    CHECK(sm90_joined_heads(dense(16, 128, 4096, 64, 8, 128), 128, 132) == 0);  // tiles are full
+    CHECK(sm90_joined_heads(dense(1, 16, 4096, 64, 8, 128), 128, 132) == 0);    // one round anyway
+    CHECK(sm90_joined_heads(dense(16, 16, 4096, 64, 64, 128), 128, 132) == 0);
+    CHECK(sm90_joined_heads(dense(16, 16, 4096, 48, 8, 128), 128, 132) == 0);  // not a power of two
+    CHECK(sm90_joined_heads(dense(16, 1, 4096, 64, 1, 128), 192, 132) == 6);
+    CHECK(sm90_joined_heads(dense(16, 4096, 4096, 64, 8, 128), 128, 132) == 0);
+    const float slope = 0.5f;
+    FwdParams p = dense(16, 16, 4096, 64, 8, 128);
+    p.alibi_slopes = &slope;
+    CHECK(sm90_joined_heads(p, 128, 132) == 0);
+    p = dense(16, 16, 4096, 64, 8, 128);
+    p.deterministic = 1;
+    CHECK(sm90_joined_heads(p, 128, 132) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -193,6 +212,7 @@ int main() {
     test_splits();
     test_workspace();
     test_choice_on_hopper();
+    test_joined_heads();
     std::printf("attention_plan_test: %d failures\n", failures);
     return failures != 0;
 }

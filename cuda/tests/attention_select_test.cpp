@@ -93,6 +93,16 @@ void instances() {
     expect_name(make(128, 128, 8192, 8192, -1, 0, DType::kFp16), "attention_sm90_d128", "fp16");
     expect_name(make(128, 128, 8192, 8192, -1, 0, DType::kFp8E4m3), "attention_sm90_d128_e4m3", "e4m3");
     expect_name(make(128, 128, 0, 0, -1, 0), "attention_sm90_d128", "empty");
+    FwdParams fixed = make(64, 64, 16384, 16384, 511, 0);  // the number of tiles depends on the batch
+    fixed.deterministic = 1;
+    expect_name(fixed, "attention_sm90_d64_short", "D=64 window of 512, deterministic");
+    fixed = make(64, 64, 16384, 1024, -1, -1);
+    fixed.deterministic = 1;
+    expect_name(fixed, "attention_sm90_d64", "D=64 full, few keys, deterministic");
+    FwdParams joined = make(64, 64, 8, 1000, -1, 0);
+    joined.batch = 64;
+    joined.heads_kv = 1;
+    expect_name(joined, "attention_sm90_d64", "D=64 causal, 1000 keys, heads joined");
 }
 
 // Instances that are built for plain parameters only must not be chosen for others.

@@ -119,6 +119,35 @@ void extras(int d, int dv, bool small) {
             verify<T>(p, "descales", bytes, 1);
         }
     }
+    // Heads of a group in one tile: short queries of many heads.
+    for (int group : {2, 8, 64}) {
+        for (int sq : {1, 3, 17, 49, 63}) {
+            if (small && (group != 8 || sq != 17)) {
+                continue;
+            }
+            const int batch = 1 + 280 / (2 * group);
+            for (int right : {-1, 0}) {
+                const int left = right < 0 && sq == 17 ? 40 : -1;
+                FwdParams p = make_params<T>({batch, 2 * group, 2, sq, 77 + sq, d, dv, left, right}, 5, 81);
+                std::vector<float> sinks(2 * group);
+                for (int i = 0; i < 2 * group; ++i) {
+                    sinks[i] = 0.25f * static_cast<float>(i % 16 - 8);
+                }
+                p.sink = sq == 63 ? device_array(5, sinks) : nullptr;
+                verify<T>(p, "heads together", size_t(batch) * (sq + 5) * 2 * group * dv * 2, sq == 3 ? 2 : 0);
+                p.sink = nullptr;
+                std::vector<int32_t> used_q(batch), used_k(batch);
+                for (int b = 0; b < batch; ++b) {
+                    used_q[b] = b % 3 == 0 ? sq : b * 5 % (sq + 1);
+                    used_k[b] = b % 4 == 0 ? 0 : b * 7 % (77 + sq);
+                }
+                CHECK(cudaMemset(p.o, 0xFF, size_t(batch) * (sq + 5) * 2 * group * dv * 2));
+                p.seqused_q = device_array(6, used_q);
+                p.seqused_k = device_array(7, used_k);
+                verify<T>(p, "heads together, used", size_t(batch) * (sq + 5) * 2 * group * dv * 2, 0);
+            }
+        }
+    }
     // Packed: a sequence of no keys, one of no rows, ragged tails; the neighbour's rows are real numbers, the last are NaN.
     const std::vector<int32_t> cu_q{0, 130, 130, 137, 500, 628};
     const std::vector<int32_t> cu_k{0, 200, 263, 263, 700, 828};

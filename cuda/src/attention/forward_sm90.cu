@@ -32,24 +32,15 @@ constexpr Instance kInstances[] = {
 
 int find_instance(const FwdParams& p) {
     const Sm90Elements elements = p.dtype == DType::kFp8E4m3 ? Sm90Elements::kE4m3 : Sm90Elements::k16Bit;
-    const int64_t keys = mean_visible_keys(p);
-    if (elements == Sm90Elements::k16Bit && p.head_dim == p.head_dim_v) {
-        const bool plain = p.softcap == 0.0f && p.alibi_slopes == nullptr && !has_device_lengths(p);
-        const bool masked = p.window_left >= 0 || p.window_right >= 0;
-        // Small key blocks where tiles are short and edges much of them. Four warpgroups without turns share their loads, and
-        // each works on the blocks that it sees; where their tiles are too few for the GPU, small ones, several an SM, are more.
-        if (p.head_dim == 64 && plain && keys <= (masked ? 2048 : 1024)) {
-            if ((int64_t{p.seqlen_q} + 255) / 256 * p.batch * p.heads_q >= 3 * int64_t{p.sm_count}) {
-                return k_d64_quad;
-            }
-            if (masked && keys <= 640) {
-                return k_d64_short;
-            }
-        }
-        // Two blocks that share their keys save power where many keys follow each other, and lose time at edges.
-        if (p.head_dim == 256 && plain && keys >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0) {
-            return k_d256_pair;
-        }
+    if (elements == Sm90Elements::k16Bit && p.head_dim == 64 && p.head_dim_v == 64) {
+        const Sm90TileD64 tile = sm90_tile_d64(p);
+        return tile == Sm90TileD64::kQuad ? k_d64_quad : tile == Sm90TileD64::kShort ? k_d64_short : k_d64;
+    }
+    // Two blocks that share their keys save power where many keys follow each other, and lose time at edges.
+    const bool plain = p.softcap == 0.0f && p.alibi_slopes == nullptr && !has_device_lengths(p);
+    if (elements == Sm90Elements::k16Bit && p.head_dim == 256 && p.head_dim_v == 256 && plain &&
+        mean_visible_keys(p) >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0) {
+        return k_d256_pair;
     }
     for (int i = 0; i < kNumInstances; ++i) {
         if (kInstances[i].elements == elements && kInstances[i].head_dim == p.head_dim &&

@@ -106,12 +106,15 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
         if constexpr (Cfg::kQStages == 1) {  // then the keys' buffer falls free a step before that of the queries
             load_k(tile.keys.num_blocks - 1);
         }
+        const int bits = head_bits<Cfg>(args);
 #pragma unroll 1
         for (int part = 0; part < Cfg::kQParts; ++part) {
             ptx::mbarrier_wait_sleeping(smem.q_empty(q_state.stage, part), q_state.phase);
             ptx::mbarrier_arrive_expect_tx(smem.q_full(q_state.stage, part), Cfg::kBytesQPart);
+            const int token = tile.q_row + ((tile.m0 + part * Cfg::kQRows) >> bits);
             ptx::tma_load_5d(smem.q(q_state.stage, part), &args.map_q, smem.q_full(q_state.stage, part), 0,
-                             tile.q_row + tile.m0 + part * Cfg::kQRows, 0, tile.head, tile.q_batch, ptx::kL2EvictFirst);
+                             bits > 0 ? tile.head << bits : token, bits > 0 ? token : 0, bits > 0 ? 0 : tile.head,
+                             tile.q_batch, ptx::kL2EvictFirst);
         }
         q_state.advance();
         if constexpr (Cfg::kQStages > 1) {
@@ -343,16 +346,22 @@ struct Sm90Consumer {
         const int shift = tile.keys.first_key + 2 * static_cast<int>(lane % 4);
         keys = tile.keys;
         const int first_row = tile.m0 + static_cast<int>(warpgroup) * 64;
-        keys.mask_edges<Cfg::kBlockN>(first_row, first_row + 64, tile.seqlen_q, tile.seqlen_k, args.params.window_left,
+        const int bits = head_bits<Cfg>(args);
+        const int first_token = first_row >> bits;
+        const int end_token = (first_row + 64) >> bits;
+        keys.mask_edges<Cfg::kBlockN>(first_token, end_token, tile.seqlen_q, tile.seqlen_k, args.params.window_left,
                                       args.params.window_right);
         own_begin = 0;
         own_end = keys.num_blocks;
         if constexpr (Cfg::kPassesBlocks) {
-            keys.own_blocks<Cfg::kBlockN>(first_row, min(first_row + 64, tile.seqlen_q), tile.seqlen_q, tile.seqlen_k,
+            keys.own_blocks<Cfg::kBlockN>(first_token, min(end_token, tile.seqlen_q), tile.seqlen_q, tile.seqlen_k,
                                           args.params.window_left, args.params.window_right, own_begin, own_end);
         }
-        key_of_row[0] = tile.m0 + row_in_tile + tile.seqlen_k - tile.seqlen_q - shift;
-        key_of_row[1] = key_of_row[0] + 8;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int token = (tile.m0 + row_in_tile + 8 * r) >> bits;
+            key_of_row[r] = token + tile.seqlen_k - tile.seqlen_q - shift;
+        }
         keys_end = tile.seqlen_k - shift;
         unit = args.unit;
         scale_log2 = args.scale_log2;
@@ -586,24 +595,36 @@ struct Sm90Consumer {
         const FwdParams& params = args.params;
         // Derived anew: keeping it across the loop would cost registers there.
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
-        const float sink = params.sink != nullptr ? params.sink[tile.head] : -INFINITY;
         const uint32_t t = lane % 4;
+        const int bits = head_bits<Cfg>(args);
+        int head[2];
+        float sink[2] = {-INFINITY, -INFINITY};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            head[r] = (tile.head << bits) + ((tile.m0 + row_in_tile + 8 * r) & ((1 << bits) - 1));
+        }
+        if (params.sink != nullptr) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                sink[r] = params.sink[head[r]];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int token = (tile.m0 + row_in_tile + 8 * r) >> bits;
             float lse;
-            ends[r].factor = softmax.finish(r, unit, sink, lse);
+            ends[r].factor = softmax.finish(r, unit, sink[r], lse);
             if constexpr (Cfg::kFp8) {
                 ends[r].factor *= descale_of(params.v_descale, tile);
             }
-            const int row = tile.m0 + row_in_tile + 8 * r;
-            ends[r].inside = row < tile.seqlen_q;
-            const int64_t store_row = tile.q_row + row;
+            ends[r].inside = token < tile.seqlen_q;
+            const int64_t store_row = tile.q_row + token;
             if (ends[r].inside && t == 0 && params.lse != nullptr) {
-                params.lse[tile.q_batch * params.lse_stride.batch + tile.head * params.lse_stride.head +
+                params.lse[tile.q_batch * params.lse_stride.batch + head[r] * params.lse_stride.head +
                            store_row * params.lse_stride.row] = lse;
             }
             ends[r].out = static_cast<Out*>(params.o) + tile.q_batch * params.o_stride.batch +
-                          tile.head * params.o_stride.head + store_row * params.o_stride.row + first_column();
+                          head[r] * params.o_stride.head + store_row * params.o_stride.row + first_column();
         }
     }
 

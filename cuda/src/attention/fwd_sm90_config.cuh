@@ -26,19 +26,20 @@ inline constexpr uint32_t kTransposeWarps = 3;
 enum class Sm90Schedule { kOverlap, kPingPong };
 
 struct Sm90Args {
-    CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kQRows, D / span, 1, 1}
+    CUtensorMap map_q;  // {span, Sq, D / span, Hq, B}, box {span, kQRows, D / span, 1, 1}; with heads joined {span, Hq, Sq,
+                        // D / span, B}, box {span, heads, kQRows / heads, D / span, 1}
     CUtensorMap map_k;  // {span, Sk, D / span, Hk, B}, box {span, kBlockN, D / span / cluster, 1, 1}
     CUtensorMap map_v;  // as map_k with Dv
     pipe::TileSchedule schedule;  // of dense batches
     PackedOrder packed;           // with lengths on the device
     FwdParams params;      // window bounds already clamped to [0, kUnbounded]
-    pipe::FastDivisor heads_per_kv;  // query heads that share a key head
+    pipe::FastDivisor heads_per_kv;  // heads of tiles that share a key head
     float unit;            // natural score per unit of the transformed score: scale, or softcap
     float scale_log2;      // unit * log2(e)
     float softcap_in;      // scale / softcap
 };
 
-// One instance of the kernel. kExtended adds softcap and ALiBi; kDeviceLengths adds cu_seqlens and seqused.
+// One instance of the kernel. kExtended adds softcap and ALiBi; kDeviceLengths adds cu_seqlens and seqused, and joined heads.
 template <typename T_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_, Sm90Schedule kSchedule_,
           int kBlocksPerSm_, int kCluster_, bool kExtended_, bool kDeviceLengths_>
 struct Sm90Config {
@@ -119,13 +120,19 @@ struct Sm90Config {
     static_assert(!kDeviceLengths || (kCluster == 1 && kThreads >= kPackedEntries), "order of packed batches");
 };
 
+// Of PackedOrder. Plain kernels join no heads: shifts at every tile's ends cost them 1 % where tiles are short.
+template <class Cfg>
+__device__ __forceinline__ int head_bits(const Sm90Args& args) {
+    return Cfg::kDeviceLengths ? args.packed.head_bits : 0;
+}
+
 // A tile as the cursor numbers it: by TileSchedule, or with lengths on the device by PackedTable. tile < 0: none is left.
 using Sm90Place = PackedPlace;
 
 // What every role derives from a place.
 struct Sm90Tile {
-    int m0;
-    int head;
+    int m0;    // first row: its token times the heads joined
+    int head;  // query head, or with heads joined key head
     int batch;
     int seqlen_q;
     int seqlen_k;
@@ -165,8 +172,9 @@ struct Sm90Tile {
         }
         const int group_m0 = m * (Cfg::kBlockM * Cfg::kCluster);  // of all tiles of the cluster: they share their keys
         tile.m0 = group_m0 + (Cfg::kCluster > 1 ? static_cast<int>(ptx::cluster_cta_rank()) * Cfg::kBlockM : 0);
-        const int m1 = min(group_m0 + Cfg::kBlockM * Cfg::kCluster, tile.seqlen_q);
-        tile.keys = KeyRange::make<Cfg::kBlockN>(group_m0, m1, tile.seqlen_q, tile.seqlen_k, params.window_left,
+        const int first = group_m0 >> head_bits<Cfg>(args);
+        const int end = min((group_m0 + Cfg::kBlockM * Cfg::kCluster) >> head_bits<Cfg>(args), tile.seqlen_q);
+        tile.keys = KeyRange::make<Cfg::kBlockN>(first, end, tile.seqlen_q, tile.seqlen_k, params.window_left,
                                                  params.window_right);
         return tile;
     }

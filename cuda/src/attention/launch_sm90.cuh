@@ -18,18 +18,31 @@ inline int32_t clamp_window(int32_t bound) {
     return bound < 0 || bound > kUnbounded ? kUnbounded : bound;
 }
 
+template <class Cfg>
+inline constexpr CUtensorMapDataType kMapType = Cfg::kFp8                                   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                                : std::is_same_v<typename Cfg::T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+
 // {span, rows, D / span, heads, batch}: one box lands a whole tile in the format of tile/smem_layout.cuh.
 template <class Cfg>
 bool make_map(CUtensorMap* map, const void* base, const Strides& stride, int64_t rows, int32_t head_dim, int32_t heads,
               int32_t batch, uint32_t box_rows, int32_t box_chunks) {
-    constexpr CUtensorMapDataType type = Cfg::kFp8                                   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                         : std::is_same_v<typename Cfg::T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     const int64_t dims[5] = {Cfg::kSpan, rows, head_dim / Cfg::kSpan, heads, batch};
     const int64_t strides[4] = {stride.row * Cfg::kElement, Cfg::kSpan * Cfg::kElement, stride.head * Cfg::kElement,
                                 stride.batch * Cfg::kElement};
     const uint32_t box[5] = {Cfg::kSpan, box_rows, static_cast<uint32_t>(box_chunks), 1, 1};
-    return tile::make_tensor_map(map, type, 5, base, dims, strides, box, Cfg::kSwizzle);
+    return tile::make_tensor_map(map, kMapType<Cfg>, 5, base, dims, strides, box, Cfg::kSwizzle);
+}
+
+// Q with 2^head_bits heads joined: {span, heads, rows, D / span, batch}.
+template <class Cfg>
+bool make_joined_map(CUtensorMap* map, const FwdParams& p, int64_t rows, int32_t batch, int32_t head_bits) {
+    constexpr int32_t kChunks = Cfg::kHeadDim / Cfg::kSpan;
+    const int64_t dims[5] = {Cfg::kSpan, p.heads_q, rows, kChunks, batch};
+    const int64_t strides[4] = {p.q_stride.head * Cfg::kElement, p.q_stride.row * Cfg::kElement, Cfg::kSpan * Cfg::kElement,
+                                p.q_stride.batch * Cfg::kElement};
+    const uint32_t box[5] = {Cfg::kSpan, 1u << head_bits, static_cast<uint32_t>(Cfg::kQRows >> head_bits), kChunks, 1};
+    return tile::make_tensor_map(map, kMapType<Cfg>, 5, p.q, dims, strides, box, Cfg::kSwizzle);
 }
 
 // Whether reading the keys of all heads at a time would be the limit: L2 doesn't hold them, and fewer than four blocks work on
@@ -69,7 +82,9 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     args.params = p;
     args.params.window_left = clamp_window(p.window_left);
     args.params.window_right = clamp_window(p.window_right);
-    args.heads_per_kv = pipe::FastDivisor::make(static_cast<uint32_t>(p.heads_q / p.heads_kv));
+    const int32_t head_bits = Cfg::kDeviceLengths ? sm90_joined_heads(p, Cfg::kBlockM, p.sm_count) : 0;
+    const int32_t tile_heads = p.heads_q >> head_bits;
+    args.heads_per_kv = pipe::FastDivisor::make(static_cast<uint32_t>(tile_heads / p.heads_kv));
     args.unit = p.softcap > 0.0f ? p.softcap : p.scale;
     args.scale_log2 = args.unit * 1.4426950408889634f;
     args.softcap_in = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
@@ -85,8 +100,10 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     const int64_t map_rows_k = std::max<int64_t>(1, rows_k);
     const int32_t batch_q = packed_q ? 1 : s.batch;
     const int32_t batch_k = packed_k ? 1 : s.batch;
-    const bool mapped = make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, batch_q, Cfg::kQRows,
-                                      s.head_dim / Cfg::kSpan) &&
+    const bool mapped_q = head_bits > 0 ? make_joined_map<Cfg>(&args.map_q, s, rows_q, batch_q, head_bits)
+                                        : make_map<Cfg>(&args.map_q, s.q, s.q_stride, rows_q, s.head_dim, s.heads_q, batch_q,
+                                                        Cfg::kQRows, s.head_dim / Cfg::kSpan);
+    const bool mapped = mapped_q &&
                         make_map<Cfg>(&args.map_k, k, s.k_stride, map_rows_k, s.head_dim, s.heads_kv, batch_k, Cfg::kBlockN,
                                       Cfg::kChunksK) &&
                         make_map<Cfg>(&args.map_v, v, s.v_stride, map_rows_k, s.head_dim_v, s.heads_kv, batch_k, Cfg::kBlockN,
@@ -99,10 +116,12 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     const int32_t workers = s.sm_count * Cfg::kBlocksPerSm / Cfg::kCluster;
     int64_t most_tiles;
     if constexpr (Cfg::kDeviceLengths) {
-        args.packed = PackedOrder::make(s.batch, s.heads_q, s.heads_q / s.heads_kv, causal, memory_bound(s, Cfg::kBlockM));
-        const int64_t row_blocks = packed_q ? s.total_q / Cfg::kBlockM + s.batch
-                                            : int64_t{s.batch} * ((s.seqlen_q + Cfg::kBlockM - 1) / Cfg::kBlockM);
-        most_tiles = row_blocks * s.heads_q;
+        args.packed = PackedOrder::make(s.batch, tile_heads, tile_heads / s.heads_kv, head_bits, causal,
+                                        memory_bound(s, Cfg::kBlockM));
+        const int64_t rows = rows_q << head_bits;
+        const int64_t row_blocks = packed_q ? rows / Cfg::kBlockM + s.batch
+                                            : int64_t{s.batch} * ((rows + Cfg::kBlockM - 1) / Cfg::kBlockM);
+        most_tiles = row_blocks * tile_heads;
     } else {
         args.schedule = tile_order(s, Cfg::kBlockM * Cfg::kCluster, workers, causal);
         most_tiles = args.schedule.num_tiles;
@@ -128,8 +147,9 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     return cudaLaunchKernelEx(&config, kernel, args) == cudaSuccess ? FLARE_OK : FLARE_ERROR_LAUNCH;
 }
 
-// Picks the instance: what the plain kernel need not carry (softcap, ALiBi; lengths on the device) is compiled apart, and not
-// at all for instances with several blocks an SM, a cluster or four consumers, which selection gives plain parameters only.
+// Picks the instance: what the plain kernel need not carry (softcap, ALiBi; lengths on the device, joined heads) is compiled
+// apart, and not at all for instances with several blocks an SM, a cluster or four consumers, which selection gives plain
+// parameters only.
 template <typename T, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, int kStages, Sm90Schedule kSchedule,
           int kBlocksPerSm, int kCluster>
 int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
@@ -138,7 +158,7 @@ int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
             return launch_sm90<
                 Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, true, true>>(p, stream);
         }
-        if (has_device_lengths(p)) {
+        if (has_device_lengths(p) || sm90_joined_heads(p, 64 * kConsumers, p.sm_count) > 0) {
             return launch_sm90<
                 Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, false, true>>(p, stream);
         }

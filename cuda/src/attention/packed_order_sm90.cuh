@@ -24,15 +24,18 @@ struct PackedOrder {
     int32_t entries;   // at most kPackedEntries
     bool causal;
     bool mirrored;     // wanted, provided that it balances
-    pipe::FastDivisor heads;          // query heads
+    uint8_t head_bits;  // log2 of the query heads that a tile joins: its rows are tokens times these, the heads the fast index
+    pipe::FastDivisor heads;          // of tiles: query heads, or with heads joined key heads
     pipe::FastDivisor heads_per_kv;
 
-    static PackedOrder make(int32_t batch, int32_t heads, int32_t heads_per_kv, bool causal, bool mirrored) {
+    static PackedOrder make(int32_t batch, int32_t heads, int32_t heads_per_kv, int32_t head_bits, bool causal,
+                            bool mirrored) {
         const int32_t group = (batch + kPackedEntries - 1) / kPackedEntries;
         return {group,
                 (batch + group - 1) / group,
                 causal,
                 mirrored,
+                static_cast<uint8_t>(head_bits),
                 pipe::FastDivisor::make(static_cast<uint32_t>(heads)),
                 pipe::FastDivisor::make(static_cast<uint32_t>(heads_per_kv))};
     }
@@ -88,8 +91,9 @@ struct PackedTable {
         return {static_cast<Entry*>(__cvta_shared_to_generic(smem_addr))};
     }
 
-    static __device__ __forceinline__ int row_blocks(const FwdParams& params, int batch) {
-        return (max(0, SequenceLengths::load(params, batch).seqlen_q) + kBlockM - 1) / kBlockM;
+    static __device__ __forceinline__ int row_blocks(const PackedOrder& order, const FwdParams& params, int batch) {
+        const int rows = max(0, SequenceLengths::load(params, batch).seqlen_q) << order.head_bits;
+        return (rows + kBlockM - 1) / kBlockM;
     }
 
     // All threads of the block, at least kPackedEntries; ends before the last barrier, which the caller owes.
@@ -101,7 +105,7 @@ struct PackedTable {
         if (t < order.entries) {
             for (int batch = t * order.group; batch < min(params.batch, (t + 1) * order.group); ++batch) {
                 keys = max(keys, SequenceLengths::load(params, batch).seqlen_k);
-                tiles += row_blocks(params, batch);
+                tiles += row_blocks(order, params, batch);
             }
             entries[t] = {tiles, keys};
         }
@@ -188,15 +192,15 @@ struct PackedTable {
             const int row = within / active;
             within -= row * active;
             const int rank = order.heads.quotient(within);
-            const int m = row_blocks(params, entry.index) - 1 - row;
+            const int m = row_blocks(order, params, entry.index) - 1 - row;
             return {m * heads + within - rank * heads, entries[rank].index};
         }
         int batch = entry.index * order.group;
-        int num_m = row_blocks(params, batch);
+        int num_m = row_blocks(order, params, batch);
         const int units_of_heads = mode == kMirrored ? heads / 2 : heads;
         for (int i = 1; i < order.group && within >= num_m * units_of_heads; ++i) {
             within -= num_m * units_of_heads;
-            num_m = row_blocks(params, ++batch);
+            num_m = row_blocks(order, params, ++batch);
         }
         const int section_heads = mode == kMirrored ? 2 : static_cast<int>(order.heads_per_kv.divisor);
         const int section_units = mode == kMirrored ? num_m : num_m * section_heads;

@@ -94,4 +94,50 @@ inline int64_t mean_visible_keys(const FwdParams& p) {
     return std::min(all, left + right + 1);
 }
 
+// Log2 of the query heads that a tile of the Hopper kernel joins: all of a group, where that saves a round of tiles of `rows`
+// rows, of which `workers` run at a time, else one. Tiles hold whole tokens and one ALiBi slope. (Long queries fill their tiles
+// anyway. Where key blocks begin depends on a tile's tokens, and so do the last bits.)
+inline int32_t sm90_joined_heads(const FwdParams& p, int32_t rows, int32_t workers) {
+    const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0;
+    if (group < 2 || group > 64 || (group & (group - 1)) != 0 || p.alibi_slopes != nullptr || p.seqlen_q > 4 * rows ||
+        p.deterministic != 0) {
+        return 0;
+    }
+    const auto rounds = [&](int64_t tile_rows, int64_t heads) {
+        const int64_t tiles = (tile_rows + rows - 1) / rows * heads * p.batch;
+        return (tiles + workers - 1) / workers;
+    };
+    if (rounds(p.seqlen_q * group, p.heads_kv) >= rounds(p.seqlen_q, p.heads_q)) {
+        return 0;
+    }
+    int32_t bits = 0;
+    while ((1 << bits) < group) {
+        ++bits;
+    }
+    return bits;
+}
+
+// Tiles of the Hopper kernel for D = 64.
+enum class Sm90TileD64 : int32_t {
+    kLong,   // 192 rows
+    kQuad,   // 256 rows, small key blocks
+    kShort,  // 64 rows, three blocks an SM
+};
+
+// Small key blocks where tiles are short and edges much of them. Four warpgroups without turns share their loads, and each
+// works on the blocks that it sees; where their tiles are too few for the GPU, small ones, several an SM, are more. (Both are
+// built for plain parameters. What mustn't depend on the batch can't depend on the number of tiles.)
+inline Sm90TileD64 sm90_tile_d64(const FwdParams& p) {
+    const int64_t keys = mean_visible_keys(p);
+    const bool masked = p.window_left >= 0 || p.window_right >= 0;
+    if (p.softcap != 0.0f || p.alibi_slopes != nullptr || has_device_lengths(p) || keys > (masked ? 2048 : 1024) ||
+        sm90_joined_heads(p, 192, p.sm_count) > 0) {
+        return Sm90TileD64::kLong;
+    }
+    if (p.deterministic == 0 && (int64_t{p.seqlen_q} + 255) / 256 * p.batch * p.heads_q >= 3 * int64_t{p.sm_count}) {
+        return Sm90TileD64::kQuad;
+    }
+    return masked && keys <= 640 ? Sm90TileD64::kShort : Sm90TileD64::kLong;
+}
+
 }  // namespace flare::attention
