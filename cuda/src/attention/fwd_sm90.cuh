@@ -547,26 +547,56 @@ struct Sm90Consumer {
                     rescale(o, alpha);
                 }
             }
-            issue_output(o, p);
             RowEnd ends[2];
-            finish_rows(place, softmax, ends);
-            const int unseen = own_begin;
-            const Sm90Place following = next_tile(cursor);
-            ptx::wgmma_wait<0>();
-            ptx::fence_registers(o);
-            ptx::fence_registers(p);
-            release_v();
-            pass_blocks(unseen);
-            if (following.tile < 0) {
+            if constexpr (Cfg::kPassesBlocks) {
+                issue_output(o, p);
+                finish_rows(place, softmax, ends);
+                const int unseen = own_begin;
+                const Sm90Place following = next_tile(cursor);
+                ptx::wgmma_wait<0>();
+                ptx::fence_registers(o);
+                ptx::fence_registers(p);
+                release_v();
+                pass_blocks(unseen);
+                if (following.tile < 0) {
+                    store(o, ends);
+                    return;
+                }
+                // NOTE: waited for before the loop closes; products in flight across a back edge make ptxas serialise them.
+                issue_first_scores(s);
                 store(o, ends);
-                return;
+                ptx::wgmma_wait<0>();
+                ptx::fence_registers(s);
+                place = following;
+            } else {
+                const Sm90Place following = cursor.next();
+                if (following.tile < 0) {
+                    issue_output(o, p);
+                    finish_rows(place, softmax, ends);
+                    ptx::wgmma_wait<0>();
+                    ptx::fence_registers(o);
+                    ptx::fence_registers(p);
+                    store(o, ends);
+                    return;
+                }
+                // The next tile's first S follows under the same turn, so that the tensor cores have work until the output is stored.
+                take_turn();
+                issue_output(o, p);
+                acquire_q();
+                issue_scores(s);
+                pass_turn();
+                finish_rows(place, softmax, ends);
+                ptx::wgmma_wait<1>();
+                ptx::fence_registers(o);
+                ptx::fence_registers(p);
+                release_v();
+                store(o, ends);
+                place = following;
+                begin_tile(Sm90Tile::make<Cfg>(args, place));
+                // NOTE: waited for before the loop closes; products in flight across a back edge make ptxas serialise them.
+                ptx::wgmma_wait<0>();
+                ptx::fence_registers(s);
             }
-            // NOTE: waited for before the loop closes; products in flight across a back edge make ptxas serialise them.
-            issue_first_scores(s);
-            store(o, ends);
-            ptx::wgmma_wait<0>();
-            ptx::fence_registers(s);
-            place = following;
         }
     }
 
