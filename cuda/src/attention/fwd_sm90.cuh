@@ -8,9 +8,10 @@
 // of a head; each loads some chunks of every key block for all.
 //
 // Schedule of a consumer, S(n) = Q K(n)^T and O += P(n) V(n), blocks from the last key to the first: issue S(n), issue
-// PV(n+1), wait S(n), softmax(n), wait PV(n+1), rescale O. A tile ends with its last PV alone; the first S of the next one
-// runs under the store of its output. With kPingPong the warpgroups take turns at issuing, so that one's softmax runs under
-// the other's products. With kPassesBlocks a warpgroup works on the key blocks that its own rows see, and only passes others.
+// PV(n+1), wait S(n), softmax(n), wait PV(n+1), rescale O. A tile's last PV and the next one's first S are issued together, and
+// the output is stored under the latter; with kPassesBlocks the last PV runs alone, and the first S under the store. With
+// kPingPong the warpgroups take turns at issuing, so that one's softmax runs under the other's products. With kPassesBlocks a
+// warpgroup works on the key blocks that its own rows see, and only passes others.
 //
 // Shared memory (bytes), 1024-aligned, in this order; E = element size:
 //   q    kQStages * kBlockM * D * E    tile format of tile/smem_layout.cuh, one of 64 rows a warpgroup if kQStages is 1
@@ -526,8 +527,13 @@ struct Sm90Consumer {
                 ptx::fence_registers(s);
                 take_scores(s, n);
                 float base[2];
-                softmax.raise(s, alpha, base, scale_log2);
-                softmax.template weigh<0, Cfg::kScoresUnderOutput>(s, base, scale_log2);
+                bool grown = true;
+                if constexpr (Cfg::kSoftmaxUnderOutput) {
+                    grown = softmax.template raise_and_weigh<Cfg::kScoresAhead>(s, alpha, base, scale_log2, args.slack);
+                } else {
+                    softmax.raise(s, alpha, base, scale_log2);
+                }
+                softmax.template weigh<Cfg::kScoresAhead, Cfg::kScoresUnderOutput>(s, base, scale_log2);
                 if constexpr (Cfg::kSoftmaxUnderOutput) {
                     // NOTE: the next V is waited for here, not before its product: a loop between the exponentials and the
                     // wait for O keeps ptxas from moving that wait ahead of them.
@@ -543,7 +549,7 @@ struct Sm90Consumer {
                 release_v();
                 softmax.template weigh<Cfg::kScoresUnderOutput, kScores>(s, base, scale_log2);
                 pack_weights<T>(p, s);
-                if (Cfg::kSlackQuarters == 0 || __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+                if (grown) {
                     rescale(o, alpha);
                 }
             }
@@ -579,7 +585,7 @@ struct Sm90Consumer {
                     store(o, ends);
                     return;
                 }
-                // The next tile's first S follows under the same turn, so that the tensor cores have work until the output is stored.
+                // The next tile's first S under the same turn, so that the tensor cores have work until the output is stored.
                 take_turn();
                 issue_output(o, p);
                 acquire_q();

@@ -23,6 +23,9 @@ namespace flare::attention {
 // fp8: warps 1..3 of the producer warpgroup transpose V.
 inline constexpr uint32_t kTransposeWarps = 3;
 
+// Binary orders by which a running maximum has to grow before it follows, where it doesn't always.
+inline constexpr int kSlackOrders = 8;
+
 enum class Sm90Schedule { kOverlap, kPingPong };
 
 struct Sm90Args {
@@ -37,6 +40,7 @@ struct Sm90Args {
     float unit;            // natural score per unit of the transformed score: scale, or softcap
     float scale_log2;      // unit * log2(e)
     float softcap_in;      // scale / softcap
+    float slack;           // by which scores may exceed the running maximum before it follows, in units of scores
 };
 
 // One instance of the kernel. kExtended adds softcap and ALiBi; kDeviceLengths adds cu_seqlens and seqused, and joined heads.
@@ -66,12 +70,13 @@ struct Sm90Config {
 
     // Warpgroups pass over key blocks that only others' rows see. Of two of them hardly any block is such.
     static constexpr bool kPassesBlocks = kConsumers * kCluster > 2;
-    // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too: all but the
-    // last ones, beside which the weights are packed.
+    // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too: half of them, so
+    // that the weights are packed beside the others. Some run ahead of the maxima, see raise_and_weigh.
     static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
-    static constexpr int kScoresUnderOutput = kSoftmaxUnderOutput ? (3 * kBlockN / 8 + 4) / 8 * 8 : kBlockN / 2;
+    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : 0;
+    static constexpr int kScoresUnderOutput = kSoftmaxUnderOutput ? kBlockN / 4 / 4 * 4 : kBlockN / 2;
     // Of Softmax. Seldom rescaling the output saves time and power; with three warpgroups its branch costs more.
-    static constexpr int kSlackQuarters = kSoftmaxUnderOutput ? 32 : 0;
+    static constexpr int kSlackQuarters = kSoftmaxUnderOutput ? kSlackOrders * 4 : 0;
 
     // One block an SM: a producer warpgroup, whose registers go to the consumers. More: as few producer warps as do.
     static constexpr int kProducerWarps = kBlocksPerSm == 1 ? 4 : kFp8 ? 1 + kTransposeWarps : kDeviceLengths ? 2 : 1;

@@ -88,6 +88,7 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     args.unit = p.softcap > 0.0f ? p.softcap : p.scale;
     args.scale_log2 = args.unit * 1.4426950408889634f;
     args.softcap_in = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+    args.slack = std::min(kSlackOrders / args.scale_log2, 1e30f);
 
     const bool packed_q = p.cu_seqlens_q != nullptr;
     const bool packed_k = p.cu_seqlens_k != nullptr;

@@ -115,18 +115,24 @@ struct OnlineSoftmax {
         return fmaxf(even, odd);
     }
 
-    // And on the bits, where the running maximum has no sign: Hopper has a maximum of three integers, not of three floats, at
+    // And on the bits, with those of a number without a sign: Hopper has a maximum of three integers, not of three floats, at
     // the same rate as one of two. kCount is a multiple of 8.
     template <int kCount>
-    __device__ __forceinline__ float own_highest_of_bits(const float (&s)[kCount], int r) const {
-        int even = __float_as_int(row_max[r]);
-        int odd = even;
+    static __device__ __forceinline__ int own_highest_of_bits(const float (&s)[kCount], int r, int least) {
+        int even = least;
+        int odd = least;
 #pragma unroll
         for (int i = 2 * r; i + 4 < kCount; i += 8) {
             even = max(max(even, __float_as_int(s[i])), __float_as_int(s[i + 4]));
             odd = max(max(odd, __float_as_int(s[i + 1])), __float_as_int(s[i + 5]));
         }
-        return __int_as_float(max(even, odd));
+        return max(even, odd);
+    }
+
+    // The same of what row r has seen, where the running maximum has no sign.
+    template <int kCount>
+    __device__ __forceinline__ float own_highest_of_bits(const float (&s)[kCount], int r) const {
+        return __int_as_float(own_highest_of_bits(s, r, __float_as_int(row_max[r])));
     }
 
     // Of both rows, whatever their signs, with one branch behind: where every bit pattern has a sign, the least one as an
@@ -151,6 +157,47 @@ struct OnlineSoftmax {
                 best[r] = __float_as_int(best[r]) < 0 ? __uint_as_float(min(even, odd)) : best[r];
             }
         }
+    }
+
+    // raise(), and the first kAhead scores weighed, where maxima hardly ever grow: those are weighed with what is subtracted so far
+    // while the warp finds out whether any score exceeds its row's maximum by more than kSlack (`slack`, in units of s). Only
+    // then is anything raised; nothing waits for maxima that the lanes of a row would share. Returns whether.
+    template <int kAhead, int kCount>
+    __device__ __forceinline__ bool raise_and_weigh(float (&s)[kCount], float (&alpha)[2], float (&base)[2], float scale_log2,
+                                                    float slack) {
+        static_assert(kIntegerMax && kSlackQuarters > 0, "maxima that hardly ever grow");
+        float ahead[kAhead];
+        const auto weigh_ahead = [&] {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                ahead[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base[(i / 2) % 2]));
+            }
+        };
+        int limit[2];
+        int best[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            base[r] = base_of(row_max[r], scale_log2) - kOffset;
+            limit[r] = __float_as_int(row_max[r] + slack);
+        }
+        weigh_ahead();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            best[r] = own_highest_of_bits(s, r, limit[r]);
+        }
+        // Bits are ordered like numbers where the limit has no sign; the limit of a row that has seen no key is -inf.
+        const int exceeded = (best[0] ^ limit[0]) | (best[1] ^ limit[1]) | ((limit[0] | limit[1]) & INT32_MIN);
+        const bool grown = __any_sync(0xffffffffu, exceeded != 0);
+        if (grown) {
+            raise(s, alpha, base, scale_log2);
+            weigh_ahead();
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            s[i] = ahead[i];
+            row_sum[(i / 2) % 2] += s[i];
+        }
+        return grown;
     }
 
     // What is subtracted. A row that has seen no key keeps -inf; only the subtraction uses 0 in its place.
