@@ -23,7 +23,7 @@
  *   page and slot numbers are the caller's responsibility there.
  * - Attention. scores = scale * q.k; softcap, then ALiBi, then the mask; softmax; all accumulation in fp32. Masks are bottom-right
  *   aligned: query row i of a sequence with sq queries and sk keys stands at position i + sk - sq. A row that sees no key has
- *   out = 0 and lse = -inf. lse is the natural logarithm of the softmax denominator, fp32.
+ *   out = 0 and lse = -inf (with a sink: the sink). lse is the natural logarithm of the softmax denominator, fp32.
  * - Threads. Every function may be called from any thread at any time; nothing is shared between calls but the caller's buffers.
  * - The library reads no environment variable, opens no file and loads without a CUDA driver.
  *

@@ -188,7 +188,7 @@ void test(const Case& c) {
         slopes.set(i, static_cast<float>(0.1 * std::fabs(quick_normal())));
     }
     for (int64_t i = 0; i < c.heads; ++i) {
-        sinks.set(i, static_cast<float>(quick_normal()));
+        sinks.set(i, i % 4 != 3 ? static_cast<float>(quick_normal()) : i % 8 == 3 ? INFINITY : -INFINITY);
     }
     for (int64_t i = 0; i < c.batch * c.heads_kv; ++i) {
         scales_q.set(i, static_cast<float>(1.0 + 0.2 * quick_normal()));

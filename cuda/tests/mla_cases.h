@@ -51,7 +51,7 @@ double softmax_row(const std::vector<double>& logits, double sink, int64_t width
         top = s > top ? s : top;
     }
     out->assign(static_cast<size_t>(width), 0.0);
-    double total = top == -HUGE_VAL ? 0.0 : std::exp(sink - top);
+    double total = top == -HUGE_VAL ? 0.0 : top == sink ? 1.0 : std::exp(sink - top);  // the sink may be infinite
     for (size_t j = 0; j < logits.size(); ++j) {
         const double weight = std::exp(logits[j] - top);
         total += weight;
@@ -621,7 +621,8 @@ inline std::unique_ptr<Decode> random_decode(Random& random, std::string* name, 
     }
     if (random.chance(0.3)) {
         for (int64_t h = 0; h < p.heads; ++h) {
-            problem->sink.push_back(random.chance(0.2) ? -HUGE_VALF : static_cast<float>(random.normal()));
+            const float infinite = random.chance(0.3) ? HUGE_VALF : -HUGE_VALF;
+            problem->sink.push_back(random.chance(0.2) ? infinite : static_cast<float>(random.normal()));
         }
         p.sink = problem->sink.data();
     }

@@ -204,7 +204,7 @@ struct FmaAttention {
             float lse = sum == 0.0f ? -INFINITY : sum;
             if (max != -INFINITY) {
                 const float weight = expf(row_max[r] - max);
-                const float total = sum * weight + expf(sink - max);
+                const float total = sum * weight + (sink == INFINITY ? INFINITY : expf(sink - max));
                 factor = weight / total;
                 lse = max + logf(total);
             }

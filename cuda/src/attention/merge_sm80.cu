@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(32 * kWarps) attention_merge_kernel(const __gr
     for (int64_t i = lane; i < p.num_partials; i += 32) {
         total += expf(lse[i * p.partial_lse_stride_p] - base);
     }
-    total = warp_sum(total) + expf(sink - base);
+    total = warp_sum(total) + (sink == INFINITY ? INFINITY : expf(sink - base));
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
     const int64_t out = out_batch * p.out_stride.batch + out_row * p.out_stride.row + head * p.out_stride.head;
     for (int64_t d = int64_t{lane} * kWidth; d < p.head_dim; d += 32 * kWidth) {

@@ -230,7 +230,8 @@ struct OnlineSoftmax {
             return sum;
         }
         const float weight = ptx::exp2_approx((max - total_max) * 1.4426950408889634f);
-        const float total = sum * weight + ptx::exp2_approx((sink - total_max) * 1.4426950408889634f);
+        const float over = sink == INFINITY ? INFINITY : sink - total_max;  // all the weight: out = 0
+        const float total = sum * weight + ptx::exp2_approx(over * 1.4426950408889634f);
         lse = total_max + logf(total);
         return weight / total;
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "absorbed_mma_sm80.cuh"
+#include "normaliser.cuh"
 
 namespace flare::mla {
 namespace absorbed {
@@ -30,38 +31,21 @@ __global__ void __launch_bounds__(absorbed::kCombineThreads)
     const int64_t step = int64_t{tiles.units} * tiles.rows_padded;  // between splits
     const int64_t first = blockIdx.x;
     if (tid < 32) {
-        float lse[kCombineSplits / 32];
-        const float sink = a.sink != nullptr ? a.sink[head] * kLog2e : -INFINITY;
-        float top = sink;
+        constexpr int kPerLane = kCombineSplits / 32;
+        float x[kPerLane];
 #pragma unroll
-        for (int k = 0; k < kCombineSplits / 32; ++k) {
+        for (int k = 0; k < kPerLane; ++k) {
             const int split = lane + 32 * k;
-            lse[k] = split < tiles.num_splits ? tiles.lse_part[split * step + first] : -INFINITY;
-            top = fmaxf(top, lse[k]);
+            x[k] = split < tiles.num_splits ? tiles.lse_part[split * step + first] : -INFINITY;
         }
+        float lse;
+        weigh_partials(x, a.sink != nullptr ? a.sink[head] * kLog2e : -INFINITY, lse);
 #pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-        }
-        const float base = top == -INFINITY ? 0.0f : top;
-        float sum = 0.0f;
-#pragma unroll
-        for (int k = 0; k < kCombineSplits / 32; ++k) {
-            lse[k] = ptx::exp2_approx(lse[k] - base);
-            sum += lse[k];
-        }
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        }
-        sum += ptx::exp2_approx(sink - base);
-        const float inv = sum == 0.0f || sink == INFINITY ? 0.0f : __frcp_rn(sum);
-#pragma unroll
-        for (int k = 0; k < kCombineSplits / 32; ++k) {
-            weights[lane + 32 * k] = inv == 0.0f ? 0.0f : lse[k] * inv;
+        for (int k = 0; k < kPerLane; ++k) {
+            weights[lane + 32 * k] = x[k];
         }
         if (lane == 0 && a.lse != nullptr) {
-            a.lse[lse_offset(a, s, s.first_token + token, head)] = sum == 0.0f ? -INFINITY : (base + log2f(sum)) * kLn2;
+            a.lse[lse_offset(a, s, s.first_token + token, head)] = lse;
         }
     }
     __syncthreads();

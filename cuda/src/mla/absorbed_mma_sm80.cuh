@@ -18,6 +18,7 @@
 #include "../ptx/mma_sync.cuh"
 #include "absorbed_layout_sm80.cuh"
 #include "absorbed_sm80.cuh"
+#include "normaliser.cuh"
 
 namespace flare::mla {
 
@@ -467,12 +468,8 @@ __global__ void __launch_bounds__(absorbed::kThreads, kRows == 16 ? 2 : 1)
         const int token = row / a.heads;
         const int head = row - token * a.heads;
         const float sink = a.sink != nullptr && !partial ? a.sink[head] * kLog2e : -INFINITY;
-        const float total_top = fmaxf(top, sink);
-        const float base = total_top == -INFINITY ? 0.0f : total_top;
-        const float keys = ptx::exp2_approx(top - base);
-        const float total = sum * keys + ptx::exp2_approx(sink - base);
-        smem.row_scale[my_row] = total == 0.0f || sink == INFINITY ? 0.0f : keys * __frcp_rn(total);
-        const float lse = total == 0.0f ? -INFINITY : total_top + log2f(total);
+        float lse;
+        smem.row_scale[my_row] = normaliser_log2(top, sum, sink, lse);
         if (partial) {
             tiles.lse_part[part_row + row] = lse;
         } else if (a.lse != nullptr) {

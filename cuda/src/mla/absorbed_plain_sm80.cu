@@ -4,6 +4,7 @@
 
 #include "absorbed_sm80.cuh"
 #include "flare.h"
+#include "normaliser.cuh"
 
 namespace flare::mla {
 namespace {
@@ -138,11 +139,8 @@ __global__ void __launch_bounds__(kThreads, 4) mla_plain_kernel(const AbsorbedAr
     }
     // The sink joins the denominator.
     const float sink = a.sink != nullptr ? a.sink[head] * kLog2e : -INFINITY;
-    const float total_top = fmaxf(top, sink);
-    const float base = total_top == -INFINITY ? 0.0f : total_top;
-    const float weight_keys = exp2f(top - base);
-    const float total = sum * weight_keys + exp2f(sink - base);
-    const float inv = total == 0.0f || sink == INFINITY ? 0.0f : weight_keys * __frcp_rn(total);
+    float lse;
+    const float inv = normaliser(top, sum, sink, lse);
     __syncthreads();  // q is free: a limit of 0 had no barrier
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) {
@@ -166,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 4) mla_plain_kernel(const AbsorbedAr
         store_element(a.out, a.out_dtype, out_at + d, x);
     }
     if (a.lse != nullptr && tid == 0) {
-        a.lse[lse_offset(a, s, token, head)] = total == 0.0f ? -INFINITY : (total_top + log2f(total)) * kLn2;
+        a.lse[lse_offset(a, s, token, head)] = lse;
     }
 }
 

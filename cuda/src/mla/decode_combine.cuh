@@ -83,31 +83,11 @@ __device__ __forceinline__ int weigh(const CombineArgs& args, const Smem& smem, 
         x[k] = there ? args.lse_part[slot_of(p0, i) * args.rows_padded + row] : -INFINITY;
         count += __popc(__ballot_sync(0xffffffffu, mine));
     }
-    float top = sink_log2;
-#pragma unroll
-    for (int k = 0; k < kPerLane; ++k) {
-        top = fmaxf(top, x[k]);
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-    }
-    const float base = top == -INFINITY ? 0.0f : top;
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kPerLane; ++k) {
-        x[k] = ptx::exp2_approx(x[k] - base);
-        sum += x[k];
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    }
-    const float inv = normaliser(base, sum, sink_log2, lse);
+    weigh_partials(x, sink_log2, lse);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {
         if (lane + 32 * k < count) {
-            weights[lane + 32 * k] = x[k] * inv;
+            weights[lane + 32 * k] = x[k];
         }
     }
     __syncwarp();

@@ -150,32 +150,12 @@ struct Merger {
         const int head = row - token * args.row_map.heads;
         const bool exists = token < span.num_tokens;
         const float sink = args.sink != nullptr ? __ldg(args.sink + head) * 1.44269504088896340736f : -INFINITY;
-        float top = sink;
-#pragma unroll
-        for (int k = 0; k < kPerLane; ++k) {
-            top = fmaxf(top, x[k]);
-        }
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-        }
-        const float base = top == -INFINITY ? 0.0f : top;
-        float sum = 0.0f;
-#pragma unroll
-        for (int k = 0; k < kPerLane; ++k) {
-            x[k] = ptx::exp2_approx(x[k] - base);
-            sum += x[k];
-        }
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        }
         float lse;
-        const float inv = normaliser(base, sum, sink, lse);
+        weigh_partials(x, sink, lse);
 #pragma unroll
         for (int k = 0; k < kPerLane; ++k) {
             if (lane + 32 * k < pieces.count) {
-                weights[lane + 32 * k] = x[k] * inv;
+                weights[lane + 32 * k] = x[k];
             }
         }
         if (lane == 0) {

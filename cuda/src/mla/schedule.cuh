@@ -14,7 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../ptx/math.cuh"
+#include "normaliser.cuh"
 #include "params.h"
 
 namespace flare::mla {
@@ -236,20 +236,6 @@ struct Piece {
 
     __device__ __forceinline__ bool whole() const { return begin == 0 && end == num_blocks; }
 };
-
-// Factor of O, and lse in natural log, of a row with running maximum m and sum (log2 units); sink_log2 = -inf: none.
-__device__ __forceinline__ float normaliser(float m, float sum, float sink_log2, float& lse) {
-    constexpr float kLn2 = 0.69314718055994530942f;
-    if (sum == 0.0f || sink_log2 == INFINITY) {  // no key, or all weight on the sink
-        lse = sink_log2 * kLn2;
-        return 0.0f;
-    }
-    const float top = fmaxf(m, sink_log2);
-    const float weight = ptx::exp2_approx(m - top);
-    const float total = fmaf(sum, weight, ptx::exp2_approx(sink_log2 - top));
-    lse = (top + ptx::log2_approx(total)) * kLn2;
-    return weight / total;
-}
 
 // Walks the pieces of a share; every role of a block walks the same ones.
 struct PieceIterator {

@@ -5,7 +5,7 @@ package dev.flare;
  *
  * @param out {@code [B, Sq, H, Dv]}, or {@code [total_q, H, Dv]} for packed queries
  * @param lse natural logarithm of each softmax's denominator, FP32 {@code [B, H, Sq]}, or {@code
- *     [H, total_q]}; -infinity for a query that sees no key
+ *     [H, total_q]}; -infinity for a query that sees no key (with a sink: the sink)
  */
 public record AttentionOutput(Tensor out, Tensor lse) implements AutoCloseable {
   /** Allocates both; if one fails, it leaves nothing behind. */

@@ -18,7 +18,7 @@ import org.jspecify.annotations.Nullable;
  *
  * <p><b>Order.</b> Scores are scaled, capped ({@link #withSoftcap}), biased ({@link #withAlibi})
  * and masked. Masks are aligned to the bottom right: query i of Sq stands at position {@code i + Sk
- * - Sq}. A query that sees no key has out = 0 and log-sum-exp = -infinity.
+ * - Sq}. A query that sees no key has out = 0 and log-sum-exp = -infinity (with a sink: the sink).
  *
  * <p><b>Threads.</b> Immutable; any thread may use it. Tensors given as options are the caller's
  * and must be open when it runs.
