@@ -75,6 +75,7 @@ void dense(int d, int dv) {
     verify_shape<T>({3, 44, 4, 300, 300, d, dv, -1, 0}, "many tiles", 20);  // 396 tiles of 128 rows: three rounds
     verify_shape<T>({133, 1, 1, 64, 100, d, dv, -1, -1}, "133 tiles", 2);
     verify_shape<T>({11, 8, 8, 1500, 1500, d, dv, -1, 0}, "mirrored order", 2);  // four rounds of two tiles, keys beyond L2
+    verify_shape<T>({4, 8, 8, 4090, 4090, d, dv, -1, 0}, "two rounds a section", 2);  // of eight heads, keys beyond L2
     verify_shape<T>({2, 10, 5, 2500, 2700, d, dv, 900, 0}, "window, tiles cut short last", 2);
     verify_shape<T>({1, 2, 1, 300, 2300, d, dv, -1, -1}, "wide", 2);
     verify_shape<T>({1, 2, 1, 300, 4200, d, dv, -1, 0}, "wide", 2);

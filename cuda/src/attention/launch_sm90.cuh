@@ -45,16 +45,21 @@ bool make_joined_map(CUtensorMap* map, const FwdParams& p, int64_t rows, int32_t
     return tile::make_tensor_map(map, kMapType<Cfg>, 5, p.q, dims, strides, box, Cfg::kSwizzle);
 }
 
+// Whether L2 doesn't hold the keys of all heads.
+inline bool beyond_l2(const FwdParams& p) {
+    const int64_t keys = p.cu_seqlens_k != nullptr ? p.total_k : int64_t{p.batch} * p.seqlen_k;
+    return 2 * keys * p.heads_kv * (p.head_dim + p.head_dim_v) > kKeysInL2;
+}
+
 // Whether reading the keys of all heads at a time would be the limit: L2 doesn't hold them, and fewer than four blocks work on
 // the same. Tiles of 192 rows read less.
 inline bool memory_bound(const FwdParams& p, int32_t rows) {
-    const int64_t keys = p.cu_seqlens_k != nullptr ? p.total_k : int64_t{p.batch} * p.seqlen_k;
-    return rows < 192 && 2 * keys * p.heads_kv * (p.head_dim + p.head_dim_v) > kKeysInL2 &&
-           4 * int64_t{p.batch} * p.heads_kv > p.sm_count;
+    return rows < 192 && beyond_l2(p) && 4 * int64_t{p.batch} * p.heads_kv > p.sm_count;
 }
 
 // Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, the longest tiles of all
-// heads first balances best, but reads the keys of all heads at a time. Where that would be the limit: two heads at a time,
+// heads first balances best, but reads the keys of all heads at a time. Where L2 doesn't hold those: two rounds over a few
+// heads, then over the next ones, if that takes hardly longer. Or where reading them would be the limit: two heads at a time,
 // mirrored, if that leaves no more than a tenth of the blocks idle in the last round. `rows` of a tile, `workers` that take
 // tiles.
 inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, int32_t workers, bool causal) {
@@ -66,6 +71,21 @@ inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, int32_t w
         const int32_t short_m = p.window_left >= p.seqlen_k - 1 ? 0
                                 : static_cast<int32_t>(std::clamp<int64_t>((cut + rows - 1) / rows, 0, num_m));
         return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, p.heads_q / p.heads_kv, false, short_m);
+    }
+    // Lengths in row blocks, of the longest tile and of all.
+    const int64_t longest = (p.seqlen_k + rows - 1) / rows;
+    const int64_t total = int64_t{pairs} * num_m * (2 * longest - num_m + 1) / 2;
+    if (beyond_l2(p) && num_m <= 2 * workers && longest >= num_m) {
+        int32_t few = std::min(pairs, 2 * workers / num_m);
+        while (pairs % few != 0) {
+            --few;
+        }
+        // A block's tiles of a section, one of each round, are 2 * workers - 1 apart.
+        const int64_t both = 2 * longest - (2 * workers - 1) / few + (2 * workers % few != 0 ? 1 : 0);
+        const int64_t length = pairs / few * std::max(longest, both);
+        if (few * num_m > workers && 100 * length * workers <= 101 * total) {
+            return pipe::TileSchedule::make(num_m, p.batch, p.heads_q, few, false, 0, true);
+        }
     }
     const int64_t twos = int64_t{num_m} * pairs / 2;
     const int64_t rounds = (twos + workers - 1) / workers;

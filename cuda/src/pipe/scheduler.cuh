@@ -36,6 +36,8 @@ struct TileCoord {
 // index, from the last (longest under a causal mask) to the first. Blocks take tiles round by round, odd rounds in reverse
 // (so that nobody always gets the longest of a round). Or mirrored: a block takes tile i of a section from its front and
 // tile i from its back, together as long as any other such two, so that no more than a few heads are read at a time.
+// Or in two rounds a section, the second in reverse and hardly less than full: all blocks are through with a section at about
+// the same time, and until then they read its heads only.
 // The first `short_m` row blocks of all pairs come last of all, the row block slow, from short_m - 1 to 0: with a window
 // those see fewer keys than the others, and fill the last rounds.
 struct TileSchedule {
@@ -47,10 +49,11 @@ struct TileSchedule {
     FastDivisor section_pairs;  // divides batch * heads
     FastDivisor all_pairs;      // batch * heads
     FastDivisor heads;
-    bool mirrored;  // sections of an even number of tiles only
+    bool mirrored;    // sections of an even number of tiles only
+    bool two_rounds;  // sections of one to two tiles a block only
 
     static TileSchedule make(int32_t num_m, int32_t batch, int32_t heads, int32_t section_pairs, bool mirrored,
-                             int32_t short_m = 0) {
+                             int32_t short_m = 0, bool two_rounds = false) {
         const int32_t long_m = num_m - short_m;
         const uint32_t section_tiles = static_cast<uint32_t>(long_m > 0 ? section_pairs * long_m : 1);
         return {num_m,
@@ -61,7 +64,8 @@ struct TileSchedule {
                 FastDivisor::make(section_pairs),
                 FastDivisor::make(batch * heads),
                 FastDivisor::make(heads),
-                mirrored};
+                mirrored,
+                two_rounds};
     }
 
     __device__ __forceinline__ TileCoord coord(int tile) const {
@@ -100,6 +104,12 @@ struct TileCursor {
                 const int i = (tile - first) / 2;
                 tile = first + (odd ? tiles - 1 - i : i);
             }
+        } else if (schedule.two_rounds) {
+            const int tiles = static_cast<int>(schedule.section_tiles.divisor);
+            const int second = 2 * grid - 1 - cta;
+            const bool left_out = odd && second >= tiles;  // goes on with the next section
+            turn += left_out ? 1 : 0;
+            tile = turn / 2 * tiles + (odd && !left_out ? second : cta);
         } else {
             tile = turn * grid + (odd ? grid - 1 - cta : cta);
         }
