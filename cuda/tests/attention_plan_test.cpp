@@ -204,6 +204,29 @@ void test_joined_heads() {
     CHECK(sm90_joined_heads(p, 128, 132) == 0);
 }
 
+// Tiles of D = 64 and how long they take, in hundredths.
+void test_tiles_d64() {
+    const auto expect = [](FwdParams p, Sm90TileD64 tile, int64_t time) {
+        CHECK(sm90_tile_d64(p).tile == tile);
+        CHECK(sm90_tile_d64(p).time == time);
+    };
+    expect(dense(1, 64, 2048, 32, 32, 64), Sm90TileD64::kShort, 85);
+    expect(dense(16, 64, 2048, 32, 32, 64), Sm90TileD64::kShort, 112 + 85);
+    expect(dense(16, 192, 2048, 32, 32, 64), Sm90TileD64::kLong, 400);
+    expect(dense(16, 256, 2048, 32, 32, 64), Sm90TileD64::kQuad, 4 * 143);
+    expect(dense(16, 256, 1024, 32, 32, 64), Sm90TileD64::kQuad, 4 * 125);
+    expect(dense(16, 64, 2048, 32, 4, 64), Sm90TileD64::kLong, 200);  // heads joined: 192 tiles
+    FwdParams p = dense(16, 64, 2048, 32, 32, 64);
+    p.softcap = 30.0f;
+    expect(p, Sm90TileD64::kLong, 400);
+    p.softcap = 0.0f;
+    p.deterministic = 1;
+    expect(p, Sm90TileD64::kShort, 112 + 85);
+    // What chooses between the kernels knows them: tiles of 64 rows take half as long.
+    CHECK(estimate_hopper(dense(16, 64, 2048, 32, 32, 64)) < estimate_hopper(dense(16, 192, 2048, 32, 32, 64)) * 6 / 10);
+    CHECK(estimate_hopper(dense(16, 256, 2048, 32, 32, 64)) > estimate_hopper(dense(16, 192, 2048, 32, 32, 64)));
+}
+
 }  // namespace
 
 int main() {
@@ -213,6 +236,7 @@ int main() {
     test_workspace();
     test_choice_on_hopper();
     test_joined_heads();
+    test_tiles_d64();
     std::printf("attention_plan_test: %d failures\n", failures);
     return failures != 0;
 }

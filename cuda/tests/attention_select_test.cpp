@@ -65,7 +65,18 @@ void expect_status(const FwdParams& p, int32_t status, const char* what) {
 
 void instances() {
     expect_name(make(64, 64, 4096, 4096, -1, -1), "attention_sm90_d64", "D=64 full");
-    expect_name(make(64, 64, 512, 512, -1, -1), "attention_sm90_d64", "D=64 full, few keys, few tiles");
+    expect_name(make(64, 64, 512, 512, -1, -1), "attention_sm90_d64_short", "D=64 full, few keys, few tiles");
+    FwdParams few = make(64, 64, 64, 8192, -1, -1);
+    few.heads_kv = 8;
+    expect_name(few, "attention_sm90_d64_short", "D=64, few rows");
+    few.seqlen_q = 192;
+    few.batch = 64;
+    expect_name(few, "attention_sm90_d64", "D=64, 192 rows, many tiles");
+    few.seqlen_q = 256;
+    expect_name(few, "attention_sm90_d64_quad", "D=64, 256 rows, many tiles");
+    few.seqlen_q = 64;
+    few.softcap = 30.0f;
+    expect_name(few, "attention_sm90_d64", "D=64, few rows, softcap");
     expect_name(make(64, 64, 1024, 1024, -1, 0), "attention_sm90_d64_short", "D=64 causal, 1024 keys, few tiles");
     expect_name(make(64, 64, 2048, 2048, -1, 0), "attention_sm90_d64", "D=64 causal, 2048 keys, few tiles");
     expect_name(make(64, 64, 16384, 1024, -1, -1), "attention_sm90_d64_quad", "D=64 full, few keys");

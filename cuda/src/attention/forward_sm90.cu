@@ -33,7 +33,7 @@ constexpr Instance kInstances[] = {
 int find_instance(const FwdParams& p) {
     const Sm90Elements elements = p.dtype == DType::kFp8E4m3 ? Sm90Elements::kE4m3 : Sm90Elements::k16Bit;
     if (elements == Sm90Elements::k16Bit && p.head_dim == 64 && p.head_dim_v == 64) {
-        const Sm90TileD64 tile = sm90_tile_d64(p);
+        const Sm90TileD64 tile = sm90_tile_d64(p).tile;
         return tile == Sm90TileD64::kQuad ? k_d64_quad : tile == Sm90TileD64::kShort ? k_d64_short : k_d64;
     }
     // Two blocks that share their keys save power where many keys follow each other, and lose time at edges.

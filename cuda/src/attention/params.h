@@ -124,20 +124,41 @@ enum class Sm90TileD64 : int32_t {
     kShort,  // 64 rows, three blocks an SM
 };
 
-// Small key blocks where tiles are short and edges much of them. Four warpgroups without turns share their loads, and each
-// works on the blocks that it sees; where their tiles are too few for the GPU, small ones, several an SM, are more. (Both are
-// built for plain parameters. What mustn't depend on the batch can't depend on the number of tiles.)
-inline Sm90TileD64 sm90_tile_d64(const FwdParams& p) {
+struct Sm90ChoiceD64 {
+    Sm90TileD64 tile;
+    int64_t time;  // in hundredths of what one tile of 192 rows takes, which gets an SM for itself
+};
+
+// Of few rows, the tiles that take least, by times of one H200 (8 to 512 heads of 32 to 448 rows): three tiles of 64 rows on one
+// SM take about as long as one of 192, one or two of them little less. Of more, small key blocks where tiles are short and edges
+// much of them: four warpgroups without turns share their loads, and each works on the blocks that it sees; where their tiles
+// are too few for the GPU, small ones, several an SM, are more. (Only long tiles are built for more than plain parameters, and
+// to join heads. What mustn't depend on the batch can't depend on the number of tiles.)
+inline Sm90ChoiceD64 sm90_tile_d64(const FwdParams& p) {
+    const auto tiles_of_an_sm = [&](int64_t rows, int32_t head_bits) {
+        const int64_t tiles = ((int64_t{p.seqlen_q} << head_bits) + rows - 1) / rows * p.batch * (p.heads_q >> head_bits);
+        return (tiles + p.sm_count - 1) / p.sm_count;
+    };
     const int64_t keys = mean_visible_keys(p);
     const bool masked = p.window_left >= 0 || p.window_right >= 0;
-    if (p.softcap != 0.0f || p.alibi_slopes != nullptr || has_device_lengths(p) || keys > (masked ? 2048 : 1024) ||
-        sm90_joined_heads(p, 192, p.sm_count) > 0) {
-        return Sm90TileD64::kLong;
+    const bool few_keys = keys <= (masked ? 2048 : 1024);
+    const int64_t small = tiles_of_an_sm(64, 0);
+    const int32_t bits = sm90_joined_heads(p, 192, p.sm_count);
+    const Sm90ChoiceD64 longest{Sm90TileD64::kLong, 100 * tiles_of_an_sm(192, bits)};
+    const Sm90ChoiceD64 quad{Sm90TileD64::kQuad, (few_keys ? 125 : 143) * tiles_of_an_sm(256, 0)};
+    const Sm90ChoiceD64 shortest{Sm90TileD64::kShort, small / 3 * 112 + (small % 3 == 0 ? 0 : small % 3 == 1 ? 85 : 95)};
+    if (p.softcap != 0.0f || p.alibi_slopes != nullptr || has_device_lengths(p)) {
+        return longest;
     }
-    if (p.deterministic == 0 && (int64_t{p.seqlen_q} + 255) / 256 * p.batch * p.heads_q >= 3 * int64_t{p.sm_count}) {
-        return Sm90TileD64::kQuad;
+    if (p.deterministic != 0) {
+        return p.seqlen_q <= 64 || (masked && keys <= 640) ? shortest : longest;
     }
-    return masked && keys <= 640 ? Sm90TileD64::kShort : Sm90TileD64::kLong;
+    if (p.seqlen_q <= 4 * 192) {
+        const Sm90ChoiceD64 other = quad.time < shortest.time ? quad : shortest;
+        return other.time < (bits > 0 ? longest.time * 9 / 10 : longest.time) ? other : longest;  // joined heads read less
+    }
+    const bool enough = (int64_t{p.seqlen_q} + 255) / 256 * p.batch * p.heads_q >= 3 * int64_t{p.sm_count};
+    return few_keys && enough ? quad : masked && keys <= 640 ? shortest : longest;
 }
 
 }  // namespace flare::attention

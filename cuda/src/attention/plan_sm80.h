@@ -209,18 +209,12 @@ inline int64_t estimate_tile(const FwdParams& p, const Sm80TileShape& tile) {
 inline int64_t estimate_hopper(const FwdParams& p) {
     const int32_t tile_rows = p.head_dim <= 96 ? 192 : 128;
     const int32_t bits = sm90_joined_heads(p, tile_rows, p.sm_count);
-    const auto rounds = [&](int64_t rows, int64_t blocks_per_sm) {
-        const int64_t tiles = ((longest_q(p) << bits) + rows - 1) / rows * p.batch * (p.heads_q >> bits);
-        return (tiles + blocks_per_sm * p.sm_count - 1) / (blocks_per_sm * p.sm_count);
-    };
-    int64_t number = rounds(tile_rows, 1);
-    if (p.head_dim == 64 && mean_visible_keys(p) <= 640 && bits == 0) {
-        number = std::min(number, rounds(64, 3));
-    }
+    const int64_t tiles = ((longest_q(p) << bits) + tile_rows - 1) / tile_rows * p.batch * (p.heads_q >> bits);
+    const int64_t time = p.head_dim == 64 ? sm90_tile_d64(p).time : (tiles + p.sm_count - 1) / p.sm_count * 100;
     const int32_t padded = padded_head_dim(p);
     const int64_t full = p.head_dim == 96 ? 40 : padded == 64 ? 27 : padded == 128 ? 23 : 30;  // percent, of padded dimensions
     const int64_t keys = visible_span(p) * full * (p.head_dim + p.head_dim_v) / (200 * padded);
-    return number * (keys + 70) + 30;
+    return time * (keys + 70) / 100 + 30;
 }
 
 inline Sm80Plan plan_sm80(const FwdParams& p) {
