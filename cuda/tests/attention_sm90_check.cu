@@ -77,6 +77,8 @@ void dense(int d, int dv) {
     verify_shape<T>({11, 8, 8, 1500, 1500, d, dv, -1, 0}, "mirrored order", 2);  // four rounds of two tiles, keys beyond L2
     verify_shape<T>({4, 8, 8, 4090, 4090, d, dv, -1, 0}, "two rounds a section", 2);  // of eight heads, keys beyond L2
     verify_shape<T>({2, 10, 5, 2500, 2700, d, dv, 900, 0}, "window, tiles cut short last", 2);
+    verify_shape<T>({11, 8, 8, 200, 3000, d, dv, -1, 0}, "few rows, heads one after another", 2);
+    verify_shape<T>({11, 64, 8, 20, 3000, d, dv, -1, 0}, "few rows, joined heads one after another", 2);
     verify_shape<T>({1, 2, 1, 300, 2300, d, dv, -1, -1}, "wide", 2);
     verify_shape<T>({1, 2, 1, 300, 4200, d, dv, -1, 0}, "wide", 2);
     verify_shape<T>({1, 2, 1, 2500, 2500, d, dv, 2047, 0}, "wide", 2);

@@ -57,6 +57,14 @@ inline bool memory_bound(const FwdParams& p, int32_t rows) {
     return rows < 192 && beyond_l2(p) && 4 * int64_t{p.batch} * p.heads_kv > p.sm_count;
 }
 
+// Whether the tiles of dense queries are about as long as each other in spite of a causal mask, because queries are few to their
+// keys, and few tiles share keys that L2 doesn't hold: these should be neighbours, then.
+inline bool tiles_alike(const FwdParams& p, int32_t num_m, int32_t heads, int32_t workers) {
+    const int64_t tiles = int64_t{num_m} * heads * p.batch;
+    const bool alike = 8 * int64_t{p.seqlen_q} <= p.seqlen_k || (3 * int64_t{p.seqlen_q} <= p.seqlen_k && tiles >= 6 * workers);
+    return alike && !has_device_lengths(p) && beyond_l2(p) && num_m * (heads / p.heads_kv) <= 32;
+}
+
 // Without a causal mask tiles are equal: the heads that share keys go together, for L2. With one, the longest tiles of all
 // heads first balances best, but reads the keys of all heads at a time. Where L2 doesn't hold those: two rounds over a few
 // heads, then over the next ones, if that takes hardly longer. Or where reading them would be the limit: two heads at a time,
@@ -65,7 +73,7 @@ inline bool memory_bound(const FwdParams& p, int32_t rows) {
 inline pipe::TileSchedule tile_order(const FwdParams& p, int32_t rows, int32_t workers, bool causal) {
     const int32_t num_m = (p.seqlen_q + rows - 1) / rows;
     const int32_t pairs = p.batch * p.heads_q;
-    if (!causal) {
+    if (!causal || tiles_alike(p, num_m, p.heads_q, workers)) {
         // Row blocks that the first key cuts short.
         const int64_t cut = int64_t{p.window_left} - (p.seqlen_k - p.seqlen_q);
         const int32_t short_m = p.window_left >= p.seqlen_k - 1 ? 0
@@ -137,11 +145,13 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     const int32_t workers = s.sm_count * Cfg::kBlocksPerSm / Cfg::kCluster;
     int64_t most_tiles;
     if constexpr (Cfg::kDeviceLengths) {
-        args.packed = PackedOrder::make(s.batch, tile_heads, tile_heads / s.heads_kv, head_bits, causal,
-                                        memory_bound(s, Cfg::kBlockM));
         const int64_t rows = rows_q << head_bits;
+        const int32_t num_m = static_cast<int32_t>((rows + Cfg::kBlockM - 1) / Cfg::kBlockM);
+        const bool alike = tiles_alike(s, num_m, tile_heads, workers);
+        args.packed = PackedOrder::make(s.batch, tile_heads, tile_heads / s.heads_kv, head_bits, causal && !alike,
+                                        memory_bound(s, Cfg::kBlockM));
         const int64_t row_blocks = packed_q ? rows / Cfg::kBlockM + s.batch
-                                            : int64_t{s.batch} * ((rows + Cfg::kBlockM - 1) / Cfg::kBlockM);
+                                            : int64_t{s.batch} * num_m;
         most_tiles = row_blocks * tile_heads;
     } else {
         args.schedule = tile_order(s, Cfg::kBlockM * Cfg::kCluster, workers, causal);
