@@ -528,7 +528,7 @@ struct Sm90Consumer {
                 take_scores(s, n);
                 float base[2];
                 bool grown = true;
-                if constexpr (Cfg::kSoftmaxUnderOutput) {
+                if constexpr (Cfg::kRaisesByVote) {
                     grown = softmax.template raise_and_weigh<Cfg::kScoresAhead>(s, alpha, base, scale_log2, args.slack);
                 } else {
                     softmax.raise(s, alpha, base, scale_log2);

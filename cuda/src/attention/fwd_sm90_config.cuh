@@ -73,10 +73,11 @@ struct Sm90Config {
     // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too: half of them, so
     // that the weights are packed beside the others. Some run ahead of the maxima, see raise_and_weigh.
     static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
-    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : 0;
+    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : kConsumers == 4 ? 4 : 0;
     static constexpr int kScoresUnderOutput = kSoftmaxUnderOutput ? kBlockN / 4 / 4 * 4 : kBlockN / 2;
-    // Of Softmax. Seldom rescaling the output saves time and power; with three warpgroups its branch costs more.
-    static constexpr int kSlackQuarters = kSoftmaxUnderOutput ? kSlackOrders * 4 : 0;
+    // Seldom raising the maxima, by vote, and rescaling the output saves time and power; with three warpgroups its branch costs more.
+    static constexpr bool kRaisesByVote = kScoresAhead > 0;
+    static constexpr int kSlackQuarters = kRaisesByVote ? kSlackOrders * 4 : 0;
 
     // One block an SM: a producer warpgroup, whose registers go to the consumers. More: as few producer warps as do.
     static constexpr int kProducerWarps = kBlocksPerSm == 1 ? 4 : kFp8 ? 1 + kTransposeWarps : kDeviceLengths ? 2 : 1;
