@@ -83,8 +83,8 @@ void instances() {
     expect_name(make(64, 64, 6145, 1024, -1, 0), "attention_sm90_d64_quad", "D=64 causal, few keys");
     expect_name(make(64, 64, 6144, 1024, -1, 0), "attention_sm90_d64_short", "D=64 causal, few keys, tiles one too few");
     expect_name(make(64, 64, 16384, 16384, 511, 0), "attention_sm90_d64_quad", "D=64 window of 512");
-    expect_name(make(64, 64, 16384, 16384, 2047, 0), "attention_sm90_d64_quad", "D=64 window of 2048");
-    expect_name(make(64, 64, 16384, 16384, 2048, 0), "attention_sm90_d64", "D=64 window of 2049");
+    expect_name(make(64, 64, 16384, 16384, 2559, 0), "attention_sm90_d64_quad", "D=64 window of 2560");
+    expect_name(make(64, 64, 16384, 16384, 2560, 0), "attention_sm90_d64", "D=64 window of 2561");
     expect_name(make(64, 64, 16384, 1025, -1, -1), "attention_sm90_d64", "D=64 full, 1025 keys");
     expect_name(make(96, 96, 100, 100, -1, 0), "attention_sm90_d96", "D=96");
     expect_name(make(128, 128, 1024, 1024, -1, -1), "attention_sm90_d128", "D=128, 1024 keys");

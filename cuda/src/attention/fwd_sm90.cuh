@@ -235,8 +235,7 @@ struct Sm90Consumer {
     static constexpr int kWeights = kScores * Cfg::kElement / 4;  // registers
     static constexpr int kOutputs = Cfg::kHeadDimV / 2;
     static constexpr int kStepElements = 32 / Cfg::kElement;  // of the reduction, a wgmma
-    // e4m3 ends at 448 = 2^8.8.
-    using Softmax = OnlineSoftmax<Cfg::kFp8 ? 8 : 0, Cfg::kSlackQuarters, true>;
+    using Softmax = OnlineSoftmax<Cfg::kWeightOffset, Cfg::kSlackQuarters, true>;
     using Turn = pipe::PingPong<Cfg::kConsumers, 1>;
 
     const Sm90Args& args;
@@ -260,6 +259,7 @@ struct Sm90Consumer {
     // fp8: descales of q and k in the factors of Sm90Args, and whether they make scores negative.
     float unit;
     float scale_log2;
+    float slack;  // e4m3: of Sm90Args, with the descales
     float softcap_in;
     bool negate;
 
@@ -367,6 +367,7 @@ struct Sm90Consumer {
         unit = args.unit;
         scale_log2 = args.scale_log2;
         if constexpr (Cfg::kFp8) {
+            slack = args.slack;
             const float descale = descale_of(args.params.q_descale, tile) * descale_of(args.params.k_descale, tile);
             negate = descale < 0.0f;
             softcap_in = args.softcap_in * fabsf(descale);
@@ -374,6 +375,7 @@ struct Sm90Consumer {
                 const float factor = fmaxf(fabsf(descale), 1e-30f);  // 0 would make NaN of -inf
                 unit *= factor;
                 scale_log2 *= factor;
+                slack = fminf(slack / factor, 1e30f);
             }
         } else {
             softcap_in = args.softcap_in;
@@ -527,12 +529,8 @@ struct Sm90Consumer {
                 ptx::fence_registers(s);
                 take_scores(s, n);
                 float base[2];
-                bool grown = true;
-                if constexpr (Cfg::kRaisesByVote) {
-                    grown = softmax.template raise_and_weigh<Cfg::kScoresAhead>(s, alpha, base, scale_log2, args.slack);
-                } else {
-                    softmax.raise(s, alpha, base, scale_log2);
-                }
+                const bool grown = softmax.template raise_and_weigh<Cfg::kScoresAhead>(s, alpha, base, scale_log2,
+                                                                                       Cfg::kFp8 ? slack : args.slack);
                 softmax.template weigh<Cfg::kScoresAhead, Cfg::kScoresUnderOutput>(s, base, scale_log2);
                 if constexpr (Cfg::kSoftmaxUnderOutput) {
                     // NOTE: the next V is waited for here, not before its product: a loop between the exponentials and the

@@ -23,9 +23,6 @@ namespace flare::attention {
 // fp8: warps 1..3 of the producer warpgroup transpose V.
 inline constexpr uint32_t kTransposeWarps = 3;
 
-// Binary orders by which a running maximum has to grow before it follows, where it doesn't always.
-inline constexpr int kSlackOrders = 8;
-
 enum class Sm90Schedule { kOverlap, kPingPong };
 
 struct Sm90Args {
@@ -73,11 +70,11 @@ struct Sm90Config {
     // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too: half of them, so
     // that the weights are packed beside the others. Some run ahead of the maxima, see raise_and_weigh.
     static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
-    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : kConsumers == 4 ? 4 : 0;
+    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : 0;
     static constexpr int kScoresUnderOutput = kSoftmaxUnderOutput ? kBlockN / 4 / 4 * 4 : kBlockN / 2;
-    // Seldom raising the maxima, by vote, and rescaling the output saves time and power; with three warpgroups its branch costs more.
-    static constexpr bool kRaisesByVote = kScoresAhead > 0;
-    static constexpr int kSlackQuarters = kRaisesByVote ? kSlackOrders * 4 : 0;
+    // Of OnlineSoftmax: maxima are raised, and the output rescaled, seldom. e4m3 ends at 448 = 2^8.8, and begins at 2^-9.
+    static constexpr int kSlackQuarters = kFp8 ? 15 : 32;
+    static constexpr int kWeightOffset = kFp8 ? 5 : 0;
 
     // One block an SM: a producer warpgroup, whose registers go to the consumers. More: as few producer warps as do.
     static constexpr int kProducerWarps = kBlocksPerSm == 1 ? 4 : kFp8 ? 1 + kTransposeWarps : kDeviceLengths ? 2 : 1;

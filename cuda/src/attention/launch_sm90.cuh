@@ -61,7 +61,8 @@ inline bool memory_bound(const FwdParams& p, int32_t rows) {
 // keys, and few tiles share keys that L2 doesn't hold: these should be neighbours, then.
 inline bool tiles_alike(const FwdParams& p, int32_t num_m, int32_t heads, int32_t workers) {
     const int64_t tiles = int64_t{num_m} * heads * p.batch;
-    const bool alike = 8 * int64_t{p.seqlen_q} <= p.seqlen_k || (3 * int64_t{p.seqlen_q} <= p.seqlen_k && tiles >= 6 * workers);
+    const bool alike = 8 * int64_t{p.seqlen_q} <= p.seqlen_k ? tiles >= 2 * workers
+                                                             : 3 * int64_t{p.seqlen_q} <= p.seqlen_k && tiles >= 6 * workers;
     return alike && !has_device_lengths(p) && beyond_l2(p) && num_m * (heads / p.heads_kv) <= 32;
 }
 
@@ -116,7 +117,7 @@ int32_t launch_sm90(const FwdParams& p, cudaStream_t stream) {
     args.unit = p.softcap > 0.0f ? p.softcap : p.scale;
     args.scale_log2 = args.unit * 1.4426950408889634f;
     args.softcap_in = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
-    args.slack = std::min(kSlackOrders / args.scale_log2, 1e30f);
+    args.slack = std::min(0.25f * Cfg::kSlackQuarters / args.scale_log2, 1e30f);
 
     const bool packed_q = p.cu_seqlens_q != nullptr;
     const bool packed_k = p.cu_seqlens_k != nullptr;

@@ -141,7 +141,7 @@ inline Sm90ChoiceD64 sm90_tile_d64(const FwdParams& p) {
     };
     const int64_t keys = mean_visible_keys(p);
     const bool masked = p.window_left >= 0 || p.window_right >= 0;
-    const bool few_keys = keys <= (masked ? 2048 : 1024);
+    const bool few_keys = keys <= (masked ? 2560 : 1024);
     const int64_t small = tiles_of_an_sm(64, 0);
     const int32_t bits = sm90_joined_heads(p, 192, p.sm_count);
     const Sm90ChoiceD64 longest{Sm90TileD64::kLong, 100 * tiles_of_an_sm(192, bits)};

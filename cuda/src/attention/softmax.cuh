@@ -30,17 +30,12 @@ struct OnlineSoftmax {
     template <int kCount>
     __device__ __forceinline__ void raise(const float (&s)[kCount], float (&alpha)[2], float (&base)[2], float scale_log2) {
         float best[2];
-        if constexpr (kIntegerMax && kSlackQuarters > 0) {
+        if constexpr (kIntegerMax) {
             both_highest_of_bits(s, best);
         } else {
-            // Bits of floats without a sign are ordered like integers, and above all that have one.
-            bool signless = false;
-            if constexpr (kIntegerMax) {
-                signless = !__any_sync(0xffffffffu, (__float_as_int(row_max[0]) | __float_as_int(row_max[1])) < 0);
-            }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                best[r] = signless ? own_highest_of_bits(s, r) : own_highest(s, r);
+                best[r] = own_highest(s, r);
             }
         }
 #pragma unroll
@@ -166,7 +161,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ bool raise_and_weigh(float (&s)[kCount], float (&alpha)[2], float (&base)[2], float scale_log2,
                                                     float slack) {
         static_assert(kIntegerMax && kSlackQuarters > 0, "maxima that hardly ever grow");
-        float ahead[kAhead];
+        float ahead[kAhead > 0 ? kAhead : 1];
         const auto weigh_ahead = [&] {
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
