@@ -90,8 +90,8 @@ int32_t launch_forward_sm80(const KdaParams& p, int32_t sm_count, uint8_t* works
 }
 
 template <typename T>
-size_t block_bytes(const KdaParams& p) {
-    return p.head_dim_k <= 64 ? sm80::ChunkLayout<T, 64>::kBlockBytes : sm80::ChunkLayout<T, 128>::kBlockBytes;
+size_t chunk_bytes(const KdaParams& p) {
+    return p.head_dim_k <= 64 ? sm80::ChunkLayout<T, 64>::kWorkspaceBytes : sm80::ChunkLayout<T, 128>::kWorkspaceBytes;
 }
 
 }  // namespace
@@ -131,7 +131,7 @@ const char* kda_forward_sm80_name(const KdaParams& p) {
 }
 
 size_t kda_forward_sm80_workspace(const KdaParams& p) {
-    const size_t bytes = p.dtype == DType::kFp16 ? block_bytes<__half>(p) : block_bytes<__nv_bfloat16>(p);
+    const size_t bytes = p.dtype == DType::kFp16 ? chunk_bytes<__half>(p) : chunk_bytes<__nv_bfloat16>(p);
     return p.seqlen > 0 ? static_cast<size_t>(num_slots(p)) * static_cast<size_t>(p.heads_v) * bytes : 0;
 }
 

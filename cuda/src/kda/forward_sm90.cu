@@ -184,15 +184,16 @@ int32_t launch_split(const KdaParams& p, int groups, uint8_t* workspace, cudaStr
 
 template <typename T, int kGroups>
 int32_t launch_recurrence(const KdaParams& p, const uint8_t* workspace, cudaStream_t stream) {
-    using Config = RecurrenceConfig<T, kGroups>;
+    using Config = RecurrenceConfig<T, kGroups, false>;
+    constexpr uint32_t kBytes = recurrence_shared_bytes<T, kGroups>();
     const auto kernel = kda_recurrence_sm90_kernel<T, kGroups>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(Config::kSharedBytes));
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (error != cudaSuccess) {
         return error;
     }
     const int64_t blocks = p.num_sequences * p.heads_v * (kDim / Config::kColumns);
-    kernel<<<static_cast<unsigned>(blocks), Config::kThreads, Config::kSharedBytes, stream>>>(p, workspace);
+    kernel<<<static_cast<unsigned>(blocks), Config::kThreads, kBytes, stream>>>(p, workspace);
     return cudaPeekAtLastError();
 }
 

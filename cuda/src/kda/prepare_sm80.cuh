@@ -44,6 +44,9 @@ struct PrepareShared {
         float scale_k[kChunk];  // ck
         float scale_q[kChunk];  // cq
         float beta[kChunk];
+        // [block], here because registers are few: where Kr's second term goes if a key of the block repeats one before it, else
+        // null.
+        uint8_t* kr_low[2];
     } pair[kPreparePairs];
     struct Matrices {
         float l_transposed[kChunk][kMatrixPitch];  // [column][row] of beta_i P_ij
@@ -95,7 +98,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
     const int length = static_cast<int>(min(static_cast<int64_t>(kChunk), seq.tokens - token0));
     const int64_t row0 = seq.first_token + token0;
     const uint32_t head_qk = head / (heads / static_cast<uint32_t>(p.heads_qk));
-    uint8_t* const out = workspace + (head * num_slots(p) + slot) * Layout::kBlockBytes;
+    const int64_t index = head * num_slots(p) + slot;
+    uint8_t* const out = workspace + index * Layout::kBlockBytes;
     const uint32_t barrier = 1 + pair_idx;
 
     const int rows[2] = {16 * block + g, 16 * block + 15 - g};
@@ -128,7 +132,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
 
     float acc[4][4] = {};    // per level: k k^T in 0, 1 and q k^T in 2, 3; or as anchor_free leaves it
     float cross[2][4] = {};  // block 1 rows x block 0 columns, by column halves: k k^T in block 1, q k^T in block 0
-    float norm_k[2] = {}, norm_q[2] = {}, diagonal[2] = {};
+    float gram[2][4] = {};   // k k^T of the block, by column halves; rows and columns in the order g, 15 - g
+    float norm_q[2] = {}, diagonal[2] = {};
 
 #pragma unroll
     for (int group = 0; group < kK / 32; ++group) {
@@ -160,21 +165,42 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
         } else {
             ptx::cp_async_wait<0>();
         }
+        const uint4 k0 = shared.staged[warp][group][0][lane];
+        const uint4 k1 = shared.staged[warp][group][1][lane];
+        const uint32_t low[4] = {k0.x, k1.x, k0.y, k1.y};
+        const uint32_t high[4] = {k0.z, k1.z, k0.w, k1.w};
+        ptx::mma_m16n8k16<T>(gram[0], low, k0.x, k0.y);
+        ptx::mma_m16n8k16<T>(gram[1], low, k1.x, k1.y);
+        ptx::mma_m16n8k16<T>(gram[0], high, k0.z, k0.w);
+        ptx::mma_m16n8k16<T>(gram[1], high, k1.z, k1.w);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float kf[8], qf[8];
-            unpack8<T>(kf, shared.staged[warp][group][r][lane]);
+            float qf[8];
             unpack8<T>(qf, shared.staged[warp][group][2 + r][lane]);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                norm_k[r] = fmaf(kf[i], kf[i], norm_k[r]);
                 norm_q[r] = fmaf(qf[i], qf[i], norm_q[r]);
             }
         }
     }
+    // The diagonal: |k|^2 of both rows is in one lane of the four.
+    const float sums_k[2] = {__shfl_sync(0xffffffffu, g % 2 == 0 ? gram[0][0] : gram[0][1], 4 * g + g / 2),
+                             __shfl_sync(0xffffffffu, g % 2 == 0 ? gram[1][2] : gram[1][3], 4 * g + g / 2)};
+    if constexpr (Layout::kMayRepeat) {
+        // A key repeats one before it if that one's projection on it is more than three quarters as long as it is. (Kr touches
+        // the state behind the chunk alone: later tokens may decide.)
+        const float upper = fmaxf(2 * t < g ? fabsf(gram[0][0]) : 0.0f, 2 * t + 1 < g ? fabsf(gram[0][1]) : 0.0f);
+        const float lower = fmaxf(fmaxf(fabsf(gram[0][2]), fabsf(gram[0][3])),
+                                  fmaxf(2 * t > g ? fabsf(gram[1][2]) : 0.0f, 2 * t + 1 > g ? fabsf(gram[1][3]) : 0.0f));
+        const bool repeats = __any_sync(0xffffffffu, upper > 0.75f * sums_k[0] || lower > 0.75f * sums_k[1]) != 0;
+        if (lane == 0) {
+            sm.kr_low[block] = repeats ? repeat_tile<Layout>(p, workspace, index) : nullptr;
+            repeat_flags<Layout>(p, workspace, index)[block] = repeats ? 1 : 0;
+        }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float sum_k = tile::quad_sum(norm_k[r]);
+        const float sum_k = sums_k[r];
         const float sum_q = tile::quad_sum(norm_q[r]);
         if (t == 0) {
             const float scale_k = root_scale(sum_k);
@@ -329,14 +355,25 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
             ptx::st_global_v4(row + Layout::kOffsetQd, packed);
             scale_pack<__half>(packed, kf[r], suf[r]);
             ptx::st_global_v4(row + Layout::kOffsetKr, packed);
-            if constexpr (Layout::kTerms == 2) {
+        }
+        // What fp16 leaves of Kr, of the whole chunk if a key repeats in either block.
+        uint8_t* kr_low = out + Layout::kOffsetKr + Layout::kTileBytes;
+        if constexpr (Layout::kMayRepeat) {
+            kr_low = sm.kr_low[0] != nullptr ? sm.kr_low[0] : sm.kr_low[1];
+        }
+        if (Layout::kTerms == 2 || (Layout::kMayRepeat && kr_low != nullptr)) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                uint32_t packed[4];
+                scale_pack<__half>(packed, kf[r], suf[r]);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float2 high = unpack2<__half>(packed[i]);
                     packed[i] = ptx::pack2<__half>(fmaf(kf[r][2 * i], suf[r][2 * i], -high.x),
                                                    fmaf(kf[r][2 * i + 1], suf[r][2 * i + 1], -high.y));
                 }
-                ptx::st_global_v4(row + Layout::kOffsetKr + Layout::kTileBytes, packed);
+                const uint32_t piece = ((group % 2) * 4 + t) ^ (rows[r] & 7);
+                ptx::st_global_v4(kr_low + (group / 2) * 4096 + rows[r] * 128 + piece * 16, packed);
             }
         }
     }

@@ -30,13 +30,16 @@ inline constexpr int kMaxWarps = 8;
 // Shared memory of a block of `warps` warps, per stage and in all.
 template <typename T, int kK>
 struct RecurrenceShared {
+    using Layout = ChunkLayout<T, kK>;
+    // Of a stage: the operand block, Kr's second term where keys repeat, values.
+    static constexpr uint32_t kOffsetRepeats = Layout::kBlockBytes;
+    static constexpr uint32_t kOffsetValues = kOffsetRepeats + (Layout::kMayRepeat ? Layout::kTileBytes : 0);
+
     int warps;
 
     // 16 bytes more than the values keep ldmatrix free of conflicts.
     __host__ __device__ uint32_t value_pitch() const { return 2 * kWarpColumns * warps + 16; }
-    __host__ __device__ uint32_t stage_bytes() const {
-        return ChunkLayout<T, kK>::kBlockBytes + kChunk * value_pitch();
-    }
+    __host__ __device__ uint32_t stage_bytes() const { return kOffsetValues + kChunk * value_pitch(); }
     __host__ __device__ uint32_t bytes(int stages) const { return stages * stage_bytes() + 1024 * warps; }
 };
 
@@ -78,7 +81,11 @@ __device__ __forceinline__ void store_state_tile(const float (&s)[kTiles][4], co
 // Requests chunks in order into the stages. Every thread calls next() once per chunk.
 template <typename T, int kK>
 struct Feeder {
+    using Layout = ChunkLayout<T, kK>;
     const uint8_t* source;  // this thread's first 16 bytes of the next operand block
+    const uint8_t* low;     // and of Kr's second term
+    const uint8_t* flags;   // whether there is one; asked for a chunk ahead
+    uint32_t has_low = 0;
     const T* values;        // this thread's first 16 bytes of the next chunk's values
     int64_t stride;         // of the values, between tokens
     int remaining;          // tokens from the next chunk on
@@ -89,8 +96,7 @@ struct Feeder {
 
     __device__ __forceinline__ Feeder(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t head,
                                       int column0, const RecurrenceShared<T, kK>& shared)
-        : source(workspace + (head * num_slots(p) + seq.first_slot) * ChunkLayout<T, kK>::kBlockBytes +
-                 16 * threadIdx.x),
+        : source(workspace + (head * num_slots(p) + seq.first_slot) * Layout::kBlockBytes + 16 * threadIdx.x),
           stride(p.v_stride.token),
           remaining(static_cast<int>(seq.tokens)),
           pitch(shared.value_pitch()) {
@@ -100,16 +106,32 @@ struct Feeder {
         has_column = column0 + 8 * piece < p.head_dim_v;
         values = static_cast<const T*>(p.v) + seq.batch * p.v_stride.batch + (seq.first_token + row) * stride +
                  head * p.v_stride.head + column0 + 8 * piece;
-        offset = ChunkLayout<T, kK>::kBlockBytes + row * pitch + 16 * piece;
+        offset = shared.kOffsetValues + row * pitch + 16 * piece;
+        low = repeat_tile<Layout>(p, workspace, head * num_slots(p) + seq.first_slot) + 16 * threadIdx.x;
+        flags = repeat_flags<Layout>(p, workspace, head * num_slots(p) + seq.first_slot);
+        if (Layout::kMayRepeat && remaining > 0) {
+            has_low = has_second_term(flags);
+        }
     }
 
+    template <bool kRepeats>
     __device__ __forceinline__ void next(uint32_t stage) {
         if (remaining > 0) {
-            const uint32_t step = 16 * blockDim.x;
-            const uint8_t* from = source;
-            for (uint32_t at = 16 * threadIdx.x; at < ChunkLayout<T, kK>::kBlockBytes; at += step) {
-                ptx::cp_async_16(stage + at, from, 16);
-                from += step;
+            const auto copy = [&](uint32_t to, const uint8_t* from, uint32_t bytes) {
+                const uint32_t step = 16 * blockDim.x;
+                for (uint32_t at = 16 * threadIdx.x; at < bytes; at += step) {
+                    ptx::cp_async_16(to + at, from, 16);
+                    from += step;
+                }
+            };
+            copy(stage, source, Layout::kBlockBytes);
+            if constexpr (kRepeats) {
+                if (has_low != 0) {
+                    copy(stage + RecurrenceShared<T, kK>::kOffsetRepeats, low, Layout::kTileBytes);
+                }
+                low += Layout::kTileBytes;
+                flags += 2;
+                has_low = remaining > kChunk ? has_second_term(flags) : 0;
             }
             constexpr int kRows = 16;  // threads / pieces
 #pragma unroll
@@ -120,7 +142,7 @@ struct Feeder {
                                  valid ? static_cast<const void*>(values + pass * kRows * stride) : source,
                                  valid ? 16 : 0);
             }
-            source += ChunkLayout<T, kK>::kBlockBytes;
+            source += Layout::kBlockBytes;
             values += kChunk * stride;
             remaining -= kChunk;
         }
@@ -147,10 +169,10 @@ __device__ __forceinline__ void scale_columns(float (&tiles)[kTiles][4], float f
     }
 }
 
-template <typename T, int kK>
-__global__ void __launch_bounds__(32 * kMaxWarps, 1)
-    kda_recurrence_sm80_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace, int blocks_per_state,
-                               int stages) {
+// kRepeats: chunks may have a second term of Kr.
+template <typename T, int kK, bool kRepeats>
+__device__ __forceinline__ void walk_chunks(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t n,
+                                            int64_t head, int column0, int stages) {
     using Layout = ChunkLayout<T, kK>;
     constexpr int kTiles = kK / 8;  // n8 tiles of the state
     extern __shared__ __align__(16) uint8_t smem_raw[];
@@ -162,20 +184,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     const int g = lane / 4;
     const int t = lane % 4;
 
-    const uint32_t unit = blockIdx.x / static_cast<uint32_t>(blocks_per_state);
-    const int column0 =
-        static_cast<int>(blockIdx.x - unit * static_cast<uint32_t>(blocks_per_state)) * kWarpColumns * shared.warps;
-    const uint32_t heads = static_cast<uint32_t>(p.heads_v);
-    const int64_t n = unit / heads;
-    const int64_t head = unit - static_cast<uint32_t>(n) * heads;
-    const Sequence seq = locate_sequence(p, n);
     int remaining = static_cast<int>(seq.tokens);
     const int v0 = column0 + kWarpColumns * warp + g;  // column of this lane's first accumulator row
 
     Feeder<T, kK> feeder(p, seq, workspace, head, column0, shared);
 #pragma unroll 1
     for (int i = 0; i < stages - 1; ++i) {
-        feeder.next(smem + i * stage_bytes);
+        feeder.template next<kRepeats>(smem + i * stage_bytes);
     }
 
     int64_t state_row = n;
@@ -212,13 +227,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
     const uint32_t square_swizzle = ((lane / 8) % 2 ^ l7 / 2) * 16;
     // Values, transposed: (tokens, columns) (0, 0), (0, 8), (8, 0), (8, 8).
     const uint32_t value_lane =
-        Layout::kBlockBytes + row_nk * shared.value_pitch() + 2 * kWarpColumns * warp + 16 * ((lane / 8) % 2);
+        shared.kOffsetValues + row_nk * shared.value_pitch() + 2 * kWarpColumns * warp + 16 * ((lane / 8) % 2);
 
     // The output piece: 32 tokens x 32 bytes; rows 4..7 of each 8 swap halves, which spreads them over the banks.
     const uint32_t output = smem + stages * stage_bytes + 1024 * warp;
     T* out = static_cast<T*>(p.out) + seq.batch * p.out_stride.batch + seq.first_token * p.out_stride.token +
              head * p.out_stride.head + column0 + kWarpColumns * warp;
     const int out_columns = p.head_dim_v - column0 - kWarpColumns * warp;
+
+    const uint8_t* flags = repeat_flags<Layout>(p, workspace, head * num_slots(p) + seq.first_slot);
 
     int stage_idx = 0;
     int fill_idx = stages - 1;
@@ -229,11 +246,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
             ptx::cp_async_wait<0>();
         }
         __syncthreads();
-        feeder.next(smem + fill_idx * stage_bytes);
+        feeder.template next<kRepeats>(smem + fill_idx * stage_bytes);
         fill_idx = fill_idx + 1 == stages ? 0 : fill_idx + 1;
         const uint32_t block = smem + stage_idx * stage_bytes;
         stage_idx = stage_idx + 1 == stages ? 0 : stage_idx + 1;
 
+        const uint32_t repeats = kRepeats ? has_second_term(flags) : 0;
+        flags += 2;
         float w[4][4] = {}, o[4][4] = {};
 #pragma unroll
         for (int kk = 0; kk < kK / 16; ++kk) {
@@ -339,21 +358,27 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
                     ptx::mma_m16n8k16<__half>(o[2 * half + 1], a, b[2], b[3]);
                 }
             }
-#pragma unroll
-            for (int term = 0; term < Layout::kTerms; ++term) {
+            const uint32_t restored = block + restored_lane + kb * 2048;
+            const auto add_restored = [&](uint32_t tile, bool two_terms) {
 #pragma unroll
                 for (int pair = 0; pair < kTiles / 2; ++pair) {
                     uint32_t b[4];
-                    ptx::ldmatrix_x4_trans(b, block + Layout::kOffsetKr + term * Layout::kTileBytes +
-                                                  restored_lane + kb * 2048 + (pair / 4) * 4096 +
-                                                  (restored_swizzle ^ (32 * (pair % 4))));
+                    ptx::ldmatrix_x4_trans(
+                        b, restored + tile + (pair / 4) * 4096 + (restored_swizzle ^ (32 * (pair % 4))));
                     ptx::mma_m16n8k16<__half>(s[2 * pair], a, b[0], b[1]);
                     ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a, b[2], b[3]);
-                    if (Layout::kTerms == 2 && term == 0) {
+                    if (two_terms) {
                         ptx::mma_m16n8k16<__half>(s[2 * pair], a_low, b[0], b[1]);
                         ptx::mma_m16n8k16<__half>(s[2 * pair + 1], a_low, b[2], b[3]);
                     }
                 }
+            };
+            add_restored(Layout::kOffsetKr, Layout::kTerms == 2);
+            if constexpr (Layout::kTerms == 2) {
+                add_restored(Layout::kOffsetKr + Layout::kTileBytes, false);
+            }
+            if (kRepeats && repeats != 0) {
+                add_restored(shared.kOffsetRepeats, false);
             }
         }
         if (scaled) {
@@ -402,6 +427,29 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
         store_state_tile(s, p, p.final_state, p.final_dtype, state_row * p.final_stride_n + head * p.final_stride_h, v0,
                          t);
     }
+}
+
+template <typename T, int kK>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1)
+    kda_recurrence_sm80_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace, int blocks_per_state,
+                               int stages) {
+    using Layout = ChunkLayout<T, kK>;
+    const uint32_t unit = blockIdx.x / static_cast<uint32_t>(blocks_per_state);
+    const int column0 = static_cast<int>(blockIdx.x - unit * static_cast<uint32_t>(blocks_per_state)) * kWarpColumns *
+                        static_cast<int>(blockDim.x / 32);
+    const uint32_t heads = static_cast<uint32_t>(p.heads_v);
+    const int64_t n = unit / heads;
+    const int64_t head = unit - static_cast<uint32_t>(n) * heads;
+    const Sequence seq = locate_sequence(p, n);
+    if constexpr (Layout::kMayRepeat) {
+        // Two loops: the one without second terms is the faster one.
+        const uint8_t* const flags = repeat_flags<Layout>(p, workspace, head * num_slots(p) + seq.first_slot);
+        if (any_repeats(flags, chunks_of(seq.tokens))) {
+            walk_chunks<T, kK, true>(p, seq, workspace, n, head, column0, stages);
+            return;
+        }
+    }
+    walk_chunks<T, kK, false>(p, seq, workspace, n, head, column0, stages);
 }
 
 }  // namespace flare::kda::sm80

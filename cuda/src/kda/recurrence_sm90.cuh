@@ -42,7 +42,8 @@ namespace flare::kda {
 
 inline constexpr int kDim = 128;  // K and V
 
-template <typename T, int kGroups>
+// kRepeats: chunks may have a second term of Kr.
+template <typename T, int kGroups, bool kRepeats>
 struct RecurrenceConfig {
     using Layout = sm80::ChunkLayout<T, kDim>;
     static constexpr int kColumns = 64 * kGroups;  // value columns of a block
@@ -50,11 +51,13 @@ struct RecurrenceConfig {
     static constexpr int kThreads =
         256;  // up to 255 registers without setmaxnreg, whose budget ptxas does not use here
     static constexpr int kFeeders = 128 * kGroups;
-    static constexpr int kStages = Layout::kTerms == 1 ? 5 : 4;
-    static constexpr uint32_t kStageBytes = (Layout::kBlockBytes + 1023) / 1024 * 1024;
+    static constexpr int kStages = Layout::kTerms == 1 && !kRepeats ? 5 : 4;
+    static constexpr uint32_t kOffsetRepeats = (Layout::kBlockBytes + 1023) / 1024 * 1024;
+    static constexpr uint32_t kStageBytes = kOffsetRepeats + (kRepeats ? Layout::kTileBytes : 0);
     static constexpr uint32_t kValuePitch = 2 * kColumns + 16;
     static constexpr uint32_t kValueBytes = kChunk * kValuePitch;
-    static constexpr uint32_t kOffsetValues = kStages * kStageBytes;
+    static constexpr uint32_t kOffsetZeros = kStages * kStageBytes;
+    static constexpr uint32_t kOffsetValues = kOffsetZeros + (kRepeats ? Layout::kTileBytes : 0);
     static constexpr uint32_t kOffsetOutput = kOffsetValues + kStages * kValueBytes;
     static constexpr uint32_t kOffsetBarriers = kOffsetOutput + 4 * kGroups * 1024;
     static constexpr uint32_t kSharedBytes = kOffsetBarriers + 2 * kStages * 8 + 1024;  // + alignment of the base
@@ -62,11 +65,14 @@ struct RecurrenceConfig {
 };
 
 // Fills stages in order; every one of kFeeders threads (numbered `thread`) calls next() once per chunk.
-template <typename T, int kGroups>
+template <typename T, int kGroups, bool kRepeats>
 struct Feeder {
-    using Config = RecurrenceConfig<T, kGroups>;
+    using Config = RecurrenceConfig<T, kGroups, kRepeats>;
     const T* value;         // this thread's first 16-byte piece of the next chunk's values
     const uint8_t* source;  // the next operand block
+    const uint8_t* low;     // and Kr's second term
+    const uint8_t* flags;   // whether there is one; asked for a chunk ahead
+    uint32_t has_low = 0;
     int64_t stride;         // of the values, between tokens
     const void* anywhere;   // a valid address for pieces that are only zero-filled
     int remaining;          // tokens from the next chunk on
@@ -94,6 +100,12 @@ struct Feeder {
                 head * p.v_stride.head + column0 + 8 * piece;
         source = workspace + (head * num_slots(p) + seq.first_slot) * Config::Layout::kBlockBytes;
         destination = smem + Config::kOffsetValues + row * Config::kValuePitch + 16 * piece;
+        if constexpr (kRepeats) {
+            const int64_t index = head * num_slots(p) + seq.first_slot;
+            low = sm80::repeat_tile<typename Config::Layout>(p, workspace, index);
+            flags = sm80::repeat_flags<typename Config::Layout>(p, workspace, index);
+            has_low = sm80::has_second_term(flags);
+        }
     }
 
     __device__ __forceinline__ void next() {
@@ -103,8 +115,12 @@ struct Feeder {
         const uint32_t bar = full + 8 * state.stage;
         ptx::mbarrier_wait(empty + 8 * state.stage, state.phase);
         if (thread == 0) {
-            ptx::mbarrier_arrive_expect_tx(bar, Config::Layout::kBlockBytes);
+            const uint32_t low_bytes = kRepeats && has_low != 0 ? Config::Layout::kTileBytes : 0;
+            ptx::mbarrier_arrive_expect_tx(bar, Config::Layout::kBlockBytes + low_bytes);
             ptx::bulk_load(smem + state.stage * Config::kStageBytes, source, Config::Layout::kBlockBytes, bar);
+            if (kRepeats && low_bytes != 0) {
+                ptx::bulk_load(smem + state.stage * Config::kStageBytes + Config::kOffsetRepeats, low, low_bytes, bar);
+            }
         }
 #pragma unroll
         for (int pass = 0; pass < 2; ++pass) {
@@ -117,6 +133,11 @@ struct Feeder {
         ptx::cp_async_mbarrier_arrive_noinc(bar);
         value += kChunk * stride;
         source += Config::Layout::kBlockBytes;
+        if constexpr (kRepeats) {
+            low += Config::Layout::kTileBytes;
+            flags += 2;
+            has_low = remaining > kChunk ? sm80::has_second_term(flags) : 0;
+        }
         remaining -= kChunk;
         state.advance();
     }
@@ -144,11 +165,11 @@ __device__ __forceinline__ void store_state_tile(const float (&s)[64], void* sta
     }
 }
 
-template <typename T, int kGroups>
-__device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Sequence& seq, int64_t n, int64_t head,
-                                                   int column0, uint32_t smem, uint32_t full, uint32_t empty,
-                                                   Feeder<T, kGroups>& feeder) {
-    using Config = RecurrenceConfig<T, kGroups>;
+template <typename T, int kGroups, bool kRepeats>
+__device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Sequence& seq, const uint8_t* workspace,
+                                                   int64_t n, int64_t head, int column0, uint32_t smem, uint32_t full,
+                                                   uint32_t empty, Feeder<T, kGroups, kRepeats>& feeder) {
+    using Config = RecurrenceConfig<T, kGroups, kRepeats>;
     using Layout = typename Config::Layout;
     const int warp = static_cast<int>(ptx::uniform_warp_idx());
     const int lane = threadIdx.x % 32;
@@ -200,6 +221,7 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
         }
     }
     pipe::PipeState<Config::kStages> state = pipe::PipeState<Config::kStages>::consumer();
+    const uint8_t* flags = sm80::repeat_flags<Layout>(p, workspace, head * num_slots(p) + seq.first_slot);
     for (; remaining > 0; remaining -= kChunk) {
         const int length = min(kChunk, remaining);
         const uint32_t block = smem + state.stage * Config::kStageBytes;
@@ -209,6 +231,8 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
         const uint64_t desc_x = tile::make_desc_k<tile::Swizzle::k128>(block + Layout::kOffsetX);
         const uint64_t desc_a = tile::make_desc_k<tile::Swizzle::k64>(block + Layout::kOffsetA);
 
+        const uint32_t repeats = kRepeats ? sm80::has_second_term(flags) : 0;
+        flags += 2;
         uint32_t s16[32];
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
@@ -323,6 +347,13 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
             ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_kr_low, 1);
             ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_kr_low, kHalf), 1);
         }
+        if constexpr (kRepeats) {
+            // No branch around wgmma: where there is no second term its product is one with zeros.
+            const uint64_t desc_low = tile::make_desc_mn<tile::Swizzle::k128>(
+                repeats != 0 ? block + Config::kOffsetRepeats : smem + Config::kOffsetZeros, kChunk);
+            ptx::wgmma_rs<__half, 128, 1>(s, u16[0], u16[1], u16[2], u16[3], desc_low, 1);
+            ptx::wgmma_rs<__half, 128, 1>(s, u16[4], u16[5], u16[6], u16[7], tile::advance_desc(desc_low, kHalf), 1);
+        }
         ptx::wgmma_commit();
 
         // While the state is updated: write the output.
@@ -388,12 +419,10 @@ __device__ __forceinline__ void recurrence_consume(const KdaParams& p, const Seq
     }
 }
 
-template <typename T, int kGroups>
-__global__ void __launch_bounds__(RecurrenceConfig<T, kGroups>::kThreads, 1)
-    kda_recurrence_sm90_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using Config = RecurrenceConfig<T, kGroups>;
-    constexpr int kSplits = kDim / Config::kColumns;
+template <typename T, int kGroups, bool kRepeats>
+__device__ __forceinline__ void walk_chunks(const KdaParams& p, const Sequence& seq, const uint8_t* workspace, int64_t n,
+                                            int64_t head, int column0) {
+    using Config = RecurrenceConfig<T, kGroups, kRepeats>;
     extern __shared__ uint8_t smem_raw[];
     const uint32_t smem = (ptx::smem_addr(smem_raw) + 1023) / 1024 * 1024;
     const uint32_t full = smem + Config::kOffsetBarriers;
@@ -405,21 +434,52 @@ __global__ void __launch_bounds__(RecurrenceConfig<T, kGroups>::kThreads, 1)
         }
         ptx::fence_mbarrier_init();
     }
+    if constexpr (kRepeats) {
+        for (uint32_t i = 16 * threadIdx.x; i < Config::Layout::kTileBytes; i += 16 * Config::kThreads) {
+            ptx::st_shared_v4(smem + Config::kOffsetZeros + i, {0, 0, 0, 0});
+        }
+        ptx::fence_proxy_async_smem();
+    }
     __syncthreads();
-
-    const int64_t unit = blockIdx.x / kSplits;
-    const int column0 = static_cast<int>(blockIdx.x % kSplits) * Config::kColumns;
-    const int64_t n = unit / p.heads_v;
-    const int64_t head = unit % p.heads_v;
-    const Sequence seq = locate_sequence(p, n);
-    Feeder<T, kGroups> feeder(p, seq, workspace, head, column0, smem, full, empty, threadIdx.x % Config::kFeeders);
+    Feeder<T, kGroups, kRepeats> feeder(p, seq, workspace, head, column0, smem, full, empty,
+                                        threadIdx.x % Config::kFeeders);
     if (Config::kHasProducer && ptx::uniform_warp_idx() >= 4) {
         while (feeder.remaining > 0) {
             feeder.next();
         }
     } else {
-        recurrence_consume<T, kGroups>(p, seq, n, head, column0, smem, full, empty, feeder);
+        recurrence_consume<T, kGroups, kRepeats>(p, seq, workspace, n, head, column0, smem, full, empty, feeder);
     }
+}
+
+template <typename T, int kGroups>
+constexpr uint32_t recurrence_shared_bytes() {
+    using Plain = RecurrenceConfig<T, kGroups, false>;
+    using WithRepeats = RecurrenceConfig<T, kGroups, Plain::Layout::kMayRepeat>;
+    return Plain::kSharedBytes > WithRepeats::kSharedBytes ? Plain::kSharedBytes : WithRepeats::kSharedBytes;
+}
+
+template <typename T, int kGroups>
+__global__ void __launch_bounds__(RecurrenceConfig<T, kGroups, false>::kThreads, 1)
+    kda_recurrence_sm90_kernel(const __grid_constant__ KdaParams p, const uint8_t* workspace) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using Config = RecurrenceConfig<T, kGroups, false>;
+    using Layout = typename Config::Layout;
+    constexpr int kSplits = kDim / Config::kColumns;
+    const int64_t unit = blockIdx.x / kSplits;
+    const int column0 = static_cast<int>(blockIdx.x % kSplits) * Config::kColumns;
+    const int64_t n = unit / p.heads_v;
+    const int64_t head = unit % p.heads_v;
+    const Sequence seq = locate_sequence(p, n);
+    if constexpr (Layout::kMayRepeat) {
+        // Two loops: the one without second terms is the faster one.
+        const uint8_t* const flags = sm80::repeat_flags<Layout>(p, workspace, head * num_slots(p) + seq.first_slot);
+        if (sm80::any_repeats(flags, chunks_of(seq.tokens))) {
+            walk_chunks<T, kGroups, true>(p, seq, workspace, n, head, column0);
+            return;
+        }
+    }
+    walk_chunks<T, kGroups, false>(p, seq, workspace, n, head, column0);
 #else
     __trap();
 #endif
