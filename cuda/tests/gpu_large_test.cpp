@@ -174,8 +174,8 @@ void test_attention(Wide wide, int32_t dtype, int32_t kernel, int64_t d, int64_t
     }
     char what[160];
     std::snprintf(what, sizeof(what), "attention %s D%lld Sq%lld Sk%lld%s kernel %d, wide %s", gpu_test::name_of(dtype),
-                  static_cast<long long>(d), static_cast<long long>(sq), static_cast<long long>(sk), paged ? " paged" : "", kernel,
-                  name_of(wide));
+                  static_cast<long long>(d), static_cast<long long>(sq), static_cast<long long>(sk),
+                  paged ? " paged" : "", kernel, name_of(wide));
     compare_both<flare_attention_params>(
         what, FLARE_OP_ATTENTION_FORWARD, p, flare_attention_forward, flare_attention_workspace,
         [&](flare_attention_params& x, bool far) {
@@ -235,8 +235,10 @@ void test_mla_decode(Wide wide, int32_t kernel, int64_t heads, Cache cache, bool
     }
     char what[160];
     std::snprintf(what, sizeof(what), "mla_decode H%lld %s%s kernel %d, wide %s", static_cast<long long>(heads),
-                  cache == Cache::kPaged ? "paged" : cache == Cache::kSparse ? "sparse" : "contiguous", rows656 ? " rows656" : "",
-                  kernel, name_of(wide));
+                  cache == Cache::kPaged    ? "paged"
+                  : cache == Cache::kSparse ? "sparse"
+                                            : "contiguous",
+                  rows656 ? " rows656" : "", kernel, name_of(wide));
     compare_both<flare_mla_decode_params>(
         what, FLARE_OP_MLA_DECODE, p, flare_mla_decode, flare_mla_decode_workspace,
         [&](flare_mla_decode_params& x, bool far) {
@@ -255,7 +257,8 @@ void test_mla_prefill(Wide wide, int32_t kernel, int64_t sq) {
     Twice q_rope(FLARE_BF16, {batch, sq, heads, 64}, wide_strides(wide, batch, sq, heads, 64));
     Twice out(FLARE_BF16, {batch, sq, heads, 128}, wide_strides(wide, batch, sq, heads, 128));
     const auto latent = [&](int64_t width) {
-        return wide == Wide::kBatch ? std::vector<int64_t>{kHuge, width, 1} : std::vector<int64_t>{width, kHuge / 256 / 64 * 64, 1};
+        return wide == Wide::kBatch ? std::vector<int64_t>{kHuge, width, 1}
+                                    : std::vector<int64_t>{width, kHuge / 256 / 64 * 64, 1};
     };
     Twice c_kv(FLARE_BF16, {batch, sk, 512}, latent(512)), k_rope(FLARE_BF16, {batch, sk, 64}, latent(64));
     Twice w_uk(FLARE_BF16, {heads, 512, 128}, {kHuge, 128, 1}), w_uv(FLARE_BF16, {heads, 512, 128}, {kHuge, 128, 1});
@@ -269,7 +272,8 @@ void test_mla_prefill(Wide wide, int32_t kernel, int64_t sq) {
     p.batch = batch, p.seqlen_q = sq, p.seqlen_k = sk, p.heads = heads;
     p.d_nope = p.d_v = 128, p.d_rope = 64, p.d_c = 512;
     char what[160];
-    std::snprintf(what, sizeof(what), "mla_prefill Sq%lld kernel %d, wide %s", static_cast<long long>(sq), kernel, name_of(wide));
+    std::snprintf(what, sizeof(what), "mla_prefill Sq%lld kernel %d, wide %s", static_cast<long long>(sq), kernel,
+                  name_of(wide));
     compare_both<flare_mla_prefill_params>(
         what, FLARE_OP_MLA_PREFILL, p, flare_mla_prefill, flare_mla_prefill_workspace,
         [&](flare_mla_prefill_params& x, bool far) {

@@ -15,6 +15,9 @@
 // tf32 because rounding L and A's operands to 16 bits is what limits accuracy when keys are nearly collinear; it also
 // packs nothing.
 //
+// The gram matrix of a block's keys gives their norms and tells whether one repeats: then what fp16 leaves of Kr is stored too
+// (chunk_sm80.cuh).
+//
 // Per pair of warps, shared memory: transposed L and A (fp32 32 x 36), decay totals, block 0's restored keys and block
 // 1's decayed queries (double-buffered by channel group), norms and beta. The inputs are staged by cp.async, all of a
 // chunk in flight at once. Named barrier 1 + pair, 64 threads: after each channel group, after the norms, after L.
@@ -44,8 +47,8 @@ struct PrepareShared {
         float scale_k[kChunk];  // ck
         float scale_q[kChunk];  // cq
         float beta[kChunk];
-        // [block], here because registers are few: where Kr's second term goes if a key of the block repeats one before it, else
-        // null.
+        // [block], here because registers are few: where Kr's second term goes, null if no key of the block repeats one
+        // before it.
         uint8_t* kr_low[2];
     } pair[kPreparePairs];
     struct Matrices {

@@ -7,8 +7,8 @@
 //   U^T = (V - norm_k W)^T X^T            n = 32, k = 32, tf32     B: tile X (fp16 inputs: two terms)
 //   O^T += U^T A^T                        n = 32, k = 32, fp16     B: tile A
 //   S^T = S^T diag(exp G_C) + U^T Kr      n = K, k = 32, fp16      B: tile Kr, by transposing ldmatrix
-// The last two with both sides as two terms where inputs are fp16. Of two terms against two the product of the small ones
-// is left out.
+// The last two with both sides as two terms where inputs are fp16, S += U Kr with two of Kr where keys repeat. Of two terms
+// against two the product of the small ones is left out.
 // X has beta in its columns, and in its rows the norms of the keys as Kr and A hold them; out = norm_q * O.
 //
 // A ring of stages in shared memory, each the operand block and the value rows of a chunk, filled by cp.async one

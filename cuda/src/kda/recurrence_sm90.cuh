@@ -14,6 +14,7 @@
 // themselves. Per stage, shared memory:
 //   operand block   31 488 B   fp16 45 824; written by one bulk copy, read by wgmma (async proxy) and by ordinary loads
 //                              (decay, norms)
+//   second term of Kr  8 192 B where keys repeat (chunk_sm80.cuh): another bulk copy, or zeros instead; S += U^T Kr_low
 //   value rows      32 x (128 kGroups + 16) B, cp.async (a bulk copy per row costs more time than the whole block), read by
 //                              ldmatrix; the padding keeps that free of conflicts
 // and per consumer warp 1 KB to transpose its 16 x 32 piece of the output.
