@@ -630,47 +630,45 @@ __device__ __forceinline__ void invert(uint32_t matrix, int lane) {
 template <typename T, Anchors kAnchors, class M, class Meanwhile>
 __device__ __forceinline__ void multiply_chunk(const Team<M>& team, uint32_t stage, uint32_t block, bool two_terms,
                                                const Meanwhile& meanwhile) {
-    {
-        float acc[16];
-        [[maybe_unused]] float across[8];
-        const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
-        const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
+    float acc[16];
+    [[maybe_unused]] float across[8];
+    const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
+    const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
+    if (two_terms) {
+        multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
+    } else {
+        multiply_keys<T, false>(acc, rows, columns, 0);
+    }
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        multiply_copy<T>(across, rows, block, false);
+    }
+    meanwhile();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(acc);
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        ptx::fence_registers(across);
         if (two_terms) {
-            multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
-        } else {
-            multiply_keys<T, false>(acc, rows, columns, 0);
-        }
-        if constexpr (kAnchors == Anchors::kPerHalf) {
-            multiply_copy<T>(across, rows, block, false);
-        }
-        meanwhile();
-        ptx::wgmma_wait<0>();
-        ptx::fence_registers(acc);
-        if constexpr (kAnchors == Anchors::kPerHalf) {
+            team.sync();
+            copy_keys_low(team, block);
+            ptx::fence_proxy_async_smem();
+            team.sync();
+            multiply_copy<T>(across, rows, block, true);
+            ptx::wgmma_wait<0>();
             ptx::fence_registers(across);
-            if (two_terms) {
-                team.sync();
-                copy_keys_low(team, block);
-                ptx::fence_proxy_async_smem();
-                team.sync();
-                multiply_copy<T>(across, rows, block, true);
-                ptx::wgmma_wait<0>();
-                ptx::fence_registers(across);
-            }
-            if (team.warp % 2 == 1) {
+        }
+        if (team.warp % 2 == 1) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    acc[i] = across[i] * kPowerOfAnchor;
-                }
+            for (int i = 0; i < 8; ++i) {
+                acc[i] = across[i] * kPowerOfAnchor;
             }
         }
-        if (two_terms || kAnchors == Anchors::kPerHalf) {
-            team.sync();  // all products have read second terms and copy, whose places L and A take
-        }
-        put_matrices(team, acc, block);
-        if constexpr (kAnchors == Anchors::kPerHalf) {
-            bring_keys_to_start<T>(team, stage);
-        }
+    }
+    if (two_terms || kAnchors == Anchors::kPerHalf) {
+        team.sync();  // all products have read second terms and copy, whose places L and A take
+    }
+    put_matrices(team, acc, block);
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        bring_keys_to_start<T>(team, stage);
     }
     if (team.warp < 2) {
         team.sync_first();
