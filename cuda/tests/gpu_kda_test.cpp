@@ -44,6 +44,7 @@ struct Case {
     int32_t kernel = FLARE_KERNEL_PORTABLE;
     double bound = 0.0;  // 0: of the dtype
     bool strict = false;  // holds it even where half an ulp in the inputs moves the answer by more
+    std::string runs;    // the kernel that is to run, where it follows from more than dtypes and sizes of heads
     int32_t threads = 0;  // of the CPU backend
 
     int64_t sequences() const { return lengths.empty() ? batch : static_cast<int64_t>(lengths.size()); }
@@ -393,7 +394,7 @@ void test_forward(const Case& c) {
     if (cpu != FLARE_OK || gpu != FLARE_OK) {
         return;
     }
-    report(expected_forward(c, kernel), what, "runs " + kernel);
+    report(expected_forward(c, kernel) && (c.runs.empty() || c.runs == kernel), what, "runs " + kernel);
     const double error = relative(*run.data.out.data);
     const double state_error = c.final || c.in_place ? relative(c.in_place ? *run.initial : *run.final) : 0.0;
     const double checkpoint_error = c.checkpoint_interval > 0 ? relative(*run.checkpoints) : 0.0;
@@ -760,11 +761,11 @@ void narrow(flare_kda_forward_params& p, int64_t element, int64_t first, int64_t
 
 // With deterministic = 1 and fp32 states: cut at a multiple of 64 or one call, alone or among others, now or later: the
 // same bits.
-void test_bits(int32_t kernel, int64_t dim, int32_t gate) {
+void test_bits(int32_t kernel, int64_t dim, int32_t gate, int64_t tokens) {
     Case c;
     c.name = "bits";
     c.kernel = kernel;
-    c.tokens = 333;
+    c.tokens = tokens;
     c.batch = 3;
     c.gate = gate;
     c.dim_k = c.dim_v = dim;
@@ -808,11 +809,55 @@ void test_bits(int32_t kernel, int64_t dim, int32_t gate) {
     report(same, what, "a prefix alone differs");
 }
 
+// Few heads and long sequences, whose segments run side by side.
+void test_segments() {
+    const auto segments = [](const char* name, const std::function<void(Case&)>& change) {
+        Case c;
+        c.name = std::string("segments, ") + name;
+        c.kernel = FLARE_KERNEL_AUTO;
+        c.runs = "kda_forward_sm90_segments";
+        c.tokens = 2501;
+        change(c);
+        test_forward(c);
+    };
+    segments("plain", [](Case&) {});
+    segments("whole segments", [](Case& c) { c.tokens = 2560, c.heads_qk = c.heads_v = 1; });
+    segments("bf16 states", [](Case& c) {
+        c.batch = 2, c.heads_qk = 1, c.layout = FLARE_STATE_KV;
+        c.initial_dtype = c.final_dtype = FLARE_BF16;
+    });
+    segments("no states", [](Case& c) { c.initial = c.final = false; });
+    segments("rows apart", [](Case& c) { c.batch = 2, c.heads_first = true, c.pad = 8; });
+    segments("slots in place", [](Case& c) { c.batch = 3, c.slots = c.in_place = true; });
+    segments("slots", [](Case& c) { c.batch = 3, c.slots = true, c.layout = FLARE_STATE_KV; });
+    for (const int64_t interval : {64, 192, 1024}) {
+        segments("checkpoints", [&](Case& c) { c.batch = 2, c.checkpoint_interval = interval; });
+        segments("checkpoints", [&](Case& c) { c.lengths = {3900, 0, 3001}, c.checkpoint_interval = interval; });
+    }
+    segments("lengths", [](Case& c) {
+        c.lengths = {6001, 3, 0, 2817}, c.index_dtype = FLARE_INT64;
+        c.heads_qk = c.heads_v = 1;
+    });
+    segments("NaN neighbour", [](Case& c) { c.lengths = {2501, 1037, 3700}, c.nan_sequence = 1; });
+    segments("slow decay", [](Case& c) { c.gate_mean = -8.0; });
+    segments("collinear keys", [](Case& c) {
+        c.collinear = 1e-2, c.a_log = c.dt_bias = false;
+        c.gate_mean = -8.0, c.gate_spread = 0.0, c.beta_mean = 8.0, c.beta_spread = 0.0;
+        c.bound = 1.2e-2;
+    });
+    segments("gates of 0", [](Case& c) { c.gate_mean = -60.0, c.beta_mean = -4.0; });
+    segments("values of 1e6", [](Case& c) { c.value_size = 1e6; });
+    segments("K = V = 64 in none", [](Case& c) {
+        c.dim_k = c.dim_v = 64;
+        c.runs = "kda_forward_sm90_split";
+    });
+}
+
 // A graph is captured once and replayed over other contents of cu_seqlens.
-void test_graph() {
+void test_graph(int64_t unit) {
     Case c;
     c.name = "graph";
-    c.lengths = {100, 60, 40};
+    c.lengths = {100 * unit, 60 * unit, 40 * unit};
     ForwardRun run(c);
     run.point(c, 0);
     uint64_t bytes = 0;
@@ -832,7 +877,7 @@ void test_graph() {
     report(status == FLARE_OK, "graph", last_error());
     check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (const std::vector<int64_t>& starts :
-         {std::vector<int64_t>{0, 100, 160, 200}, std::vector<int64_t>{0, 7, 7, 200}}) {
+         {std::vector<int64_t>{0, 100 * unit, 160 * unit, 200 * unit}, std::vector<int64_t>{0, 7, 7, 200 * unit}}) {
         run.data.cu.set_indices(starts);
         check_cuda(cudaGraphLaunch(executable, stream), "launch");
         check_cuda(cudaStreamSynchronize(stream), "launch");
@@ -879,6 +924,7 @@ void test_random(int seconds, uint64_t seed) {
 }  // namespace
 
 // gpu_kda_test [random cases of each operation, 250] [seed]; with a number the edge cases are left out.
+// gpu_kda_test segments: those cases alone, which are long.
 // gpu_kda_test random [seconds, 10] [seed, 1]: as many longer cases as the time allows, on all cores.
 int main(int argc, char** argv) {
     if (!has_device()) {
@@ -896,6 +942,12 @@ int main(int argc, char** argv) {
         print_worst();
         return finish("gpu_kda_test");
     }
+    if (argc > 1 && std::strcmp(argv[1], "segments") == 0) {
+        test_segments();
+        test_graph(40);
+        print_worst();
+        return finish("gpu_kda_test");
+    }
     if (argc > 2) {
         random_bits.seed(static_cast<uint64_t>(std::atoll(argv[2])));
     }
@@ -908,11 +960,14 @@ int main(int argc, char** argv) {
         test_edges();
         for (const int32_t kernel : {FLARE_KERNEL_PORTABLE, FLARE_KERNEL_AUTO}) {
             for (const int32_t gate : {FLARE_GATE_BOUNDED, FLARE_GATE_SOFTPLUS}) {
-                test_bits(kernel, 128, gate);
-                test_bits(kernel, 64, gate);
+                test_bits(kernel, 128, gate, 333);
+                test_bits(kernel, 64, gate, 333);
             }
         }
-        test_graph();
+        test_bits(FLARE_KERNEL_AUTO, 128, FLARE_GATE_BOUNDED, 3000);
+        test_segments();
+        test_graph(1);
+        test_graph(40);  // in segments
     }
     print_worst();
     return finish("gpu_kda_test");

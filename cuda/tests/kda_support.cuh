@@ -225,7 +225,7 @@ struct Case {
     DType dtype = DType::kBf16, gate_dtype = DType::kBf16, beta_dtype = DType::kBf16;
     Gate gate = Gate::kBounded;
     BetaActivation beta = BetaActivation::kSigmoid;
-    bool l2norm = true, a_log = true, dt_bias = true, index64 = false;
+    bool l2norm = true, a_log = true, dt_bias = true, index64 = false, deterministic = false;
     float lower_bound = -5.0f;
     Draw draw_q = Draw::kNormal, draw_k = Draw::kNormal, draw_g = Draw::kNormal;
     float mean_qk = 0.0f, spread_q = 1.0f, spread_k = 1.0f, spread_v = 1.0f, mean_g = 0.0f, spread_g = 1.0f, mean_beta = 0.0f,
@@ -312,6 +312,7 @@ struct Inputs {
         p.gate = c.gate;
         p.beta_activation = c.beta;
         p.qk_l2norm = c.l2norm ? 1 : 0;
+        p.deterministic = c.deterministic ? 1 : 0;
         p.lower_bound = c.lower_bound;
         p.scale = 0.08838834764831845f;
         p.num_sequences = c.sequences();

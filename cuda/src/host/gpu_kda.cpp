@@ -34,6 +34,7 @@ kda::KdaParams translate_tokens(const Params& p) {
     k.beta_activation = static_cast<kda::BetaActivation>(p.beta_activation);
     k.qk_l2norm = p.qk_l2norm;
     k.beta_per_channel = p.beta_per_channel;
+    k.deterministic = p.deterministic;
     k.lower_bound = p.lower_bound;
     k.scale = p.scale;
     k.num_sequences = p.num_sequences;

@@ -109,4 +109,8 @@ __device__ __forceinline__ float activate_beta(BetaActivation activation, float 
     return activation == BetaActivation::kSigmoid2 ? 2.0f * s : s;
 }
 
+// What a recurrence on Hopper is run for: output and state; or, without an output, the state from zeros, or the map from the
+// state before: without values, on the identity (segments_common_sm90.cuh).
+enum class RecurrenceWork { kOutput, kEnd, kMap };
+
 }  // namespace flare::kda

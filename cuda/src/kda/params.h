@@ -40,6 +40,7 @@ struct KdaParams {
     BetaActivation beta_activation;
     int32_t qk_l2norm;
     int32_t beta_per_channel;
+    int32_t deterministic;  // forward: bits don't depend on where a sequence is cut or extended, nor on batch mates
     float lower_bound;
     float scale;
 
