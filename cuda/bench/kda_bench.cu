@@ -1,7 +1,7 @@
 // KDA on one GPU: median times with L2 flushed, next to the compulsory bytes. Includes the kernels to time prepare and
 // recurrence apart.
-//   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu src/kda/*_sm80.cu -o
-//   kda_bench
+//   nvcc -std=c++17 -O3 -Isrc -Itests -gencode arch=compute_90a,code=sm_90a bench/kda_bench.cu src/kda/*_sm80.cu
+//   src/kda/segments_sm90.cu -o kda_bench
 #include "../src/kda/forward_sm90.cu"
 #include "kda_support.cuh"
 
@@ -46,39 +46,33 @@ double median_ms(const F& launch, int repeats = 11) {
 void bench_forward(const char* name, const Case& c) {
     Inputs in(c);
     const KdaParams& p = in.p;
-    const size_t bytes = std::max(kda_forward_sm80_workspace(p), split_workspace(p));
+    KdaParams whole_sequences = p;  // not in segments
+    whole_sequences.deterministic = 1;
+    const size_t bytes = std::max({kda_forward_sm80_workspace(p), split_workspace(p), kda_forward_sm90_workspace(p)});
     Buffer workspace(bytes);
     uint8_t* const blocks = static_cast<uint8_t*>(workspace.data);
     const double whole = median_ms(
         [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
+    const double serial = choose_segments(p).tokens == 0
+                              ? 0.0
+                              : median_ms([&] { launch_kda_forward_sm90(whole_sequences, blocks, bytes, nullptr); }, 5);
     double fused = 0.0, split[4] = {}, prepare = 0.0, recurrence = 0.0;
-    const auto time_fused = [&](auto anchors) {
-        constexpr fused::Anchors kAnchors = decltype(anchors)::value;
-        fused = median_ms([&] { launch_fused<__nv_bfloat16, kAnchors>(p, blocks, nullptr); }, 5);
+    if (runs_fused(p)) {
+        fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, blocks, nullptr); }, 5);
         const int64_t units = c.sequences() * c.heads_v;
         for (int groups = 1; groups <= 2; ++groups) {  // without, with a hosted team
             if (units <= 60 * groups) {
-                split[2 * groups - 2] =
-                    median_ms([&] { launch_split<__nv_bfloat16, 0, kAnchors>(p, groups, blocks, nullptr); }, 5);
-                split[2 * groups - 1] =
-                    median_ms([&] { launch_split<__nv_bfloat16, 1, kAnchors>(p, groups, blocks, nullptr); }, 5);
+                split[2 * groups - 2] = median_ms([&] { launch_split<__nv_bfloat16, 0>(p, groups, blocks, nullptr); }, 5);
+                split[2 * groups - 1] = median_ms([&] { launch_split<__nv_bfloat16, 1>(p, groups, blocks, nullptr); }, 5);
             }
         }
-    };
-    if (runs_fused(p)) {
-        if (choose_anchors(p) == fused::Anchors::kOne) {
-            time_fused(std::integral_constant<fused::Anchors, fused::Anchors::kOne>());
-        } else {
-            time_fused(std::integral_constant<fused::Anchors, fused::Anchors::kPerHalf>());
-        }
-    }
-    if (!runs_fused(p) || p.gate == Gate::kSoftplus) {  // the latter for comparison
+    } else {
         prepare = median_ms([&] { launch_kda_prepare_sm80(p, blocks, nullptr); }, 5);
         recurrence = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
     }
     const double gigabytes = 1e-9 * (c.rows() * c.heads_v * 1282.0 + c.sequences() * c.heads_v * 131072.0);
-    std::printf("%-22s %7.3f ms %-24s fused %.3f split v64 %.3f %.3f v128 %.3f %.3f | prepare %.3f recurrence %.3f | %.2f TB/s, floor %.3f ms\n", name,
-                whole, kda_forward_sm90_name(p), fused, split[0], split[1], split[2], split[3], prepare, recurrence, gigabytes / whole, gigabytes / 4.27);
+    std::printf("%-22s %7.3f ms %-30s without segments %.3f fused %.3f split v64 %.3f %.3f v128 %.3f %.3f | prepare %.3f recurrence %.3f | %.2f TB/s, floor %.3f ms\n", name,
+                whole, kda_forward_sm90_name(p), serial, fused, split[0], split[1], split[2], split[3], prepare, recurrence, gigabytes / whole, gigabytes / 4.27);
 }
 
 // The kernels for any card, on the same inputs.
@@ -157,6 +151,16 @@ int main(int argc, char**) {
     Case soft = row(1, 8192, 96);
     soft.gate = Gate::kSoftplus;
     bench_forward("8192, 96, 1, softplus", soft);
+    for (const int64_t heads : {1, 2, 4, 8, 16}) {
+        const std::string name = ", " + std::to_string(heads) + ", 1";
+        bench_forward(("65536" + name).c_str(), row(1, 65536, heads));
+        bench_forward(("8192" + name).c_str(), row(1, 8192, heads));
+        soft = row(1, 65536, heads);
+        soft.gate = Gate::kSoftplus;
+        bench_forward(("65536" + name + ", softplus").c_str(), soft);
+    }
+    soft = row(1, 8192, 96);
+    soft.gate = Gate::kSoftplus;
     bench_portable("8192, 96, 1", row(1, 8192, 96));
     bench_portable("8192, 96, 6 mixed", row(1, 8192, 96, mixed));
     bench_portable("8192, 96, 8x1024", row(1, 8192, 96, std::vector<int64_t>(8, 1024)));

@@ -204,6 +204,11 @@ final class BenchRows {
     kda(group, 32, "bounded", repeated(16, 4096));
     kda(group, 32, "bounded", repeated(64, 512));
     kda(group, 96, "softplus", 8192);
+    for (int heads : new int[] {8, 4, 1}) {
+      kda(group, heads, "bounded", 65536);
+    }
+    kda(group, 8, "softplus", 65536);
+    kda(group, 8, "bounded", 8192);
   }
 
   private void kdaDecode() {
