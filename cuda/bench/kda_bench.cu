@@ -57,16 +57,27 @@ void bench_forward(const char* name, const Case& c) {
                               ? 0.0
                               : median_ms([&] { launch_kda_forward_sm90(whole_sequences, blocks, bytes, nullptr); }, 5);
     double fused = 0.0, split[4] = {}, prepare = 0.0, recurrence = 0.0;
-    if (runs_fused(p)) {
-        fused = median_ms([&] { launch_fused<__nv_bfloat16>(p, blocks, nullptr); }, 5);
+    const auto time_fused = [&](auto anchors) {
+        constexpr fused::Anchors kAnchors = decltype(anchors)::value;
+        fused = median_ms([&] { launch_fused<__nv_bfloat16, kAnchors>(p, blocks, nullptr); }, 5);
         const int64_t units = c.sequences() * c.heads_v;
         for (int groups = 1; groups <= 2; ++groups) {  // without, with a hosted team
             if (units <= 60 * groups) {
-                split[2 * groups - 2] = median_ms([&] { launch_split<__nv_bfloat16, 0>(p, groups, blocks, nullptr); }, 5);
-                split[2 * groups - 1] = median_ms([&] { launch_split<__nv_bfloat16, 1>(p, groups, blocks, nullptr); }, 5);
+                split[2 * groups - 2] =
+                    median_ms([&] { launch_split<__nv_bfloat16, 0, kAnchors>(p, groups, blocks, nullptr); }, 5);
+                split[2 * groups - 1] =
+                    median_ms([&] { launch_split<__nv_bfloat16, 1, kAnchors>(p, groups, blocks, nullptr); }, 5);
             }
         }
-    } else {
+    };
+    if (runs_fused(p)) {
+        if (choose_anchors(p) == fused::Anchors::kOne) {
+            time_fused(std::integral_constant<fused::Anchors, fused::Anchors::kOne>());
+        } else {
+            time_fused(std::integral_constant<fused::Anchors, fused::Anchors::kPerHalf>());
+        }
+    }
+    if (!runs_fused(p) || p.gate == Gate::kSoftplus) {  // the latter for comparison
         prepare = median_ms([&] { launch_kda_prepare_sm80(p, blocks, nullptr); }, 5);
         recurrence = median_ms([&] { launch_recurrence<__nv_bfloat16, 2>(p, blocks, nullptr); }, 5);
     }

@@ -130,8 +130,11 @@ KdaParams slice(const KdaParams& p, int64_t first, int64_t count) {
 }
 
 // Cutting at a multiple of the chunk and carrying the fp32 state, extending a sequence, checkpoints: all bitwise.
-void test_exact_properties() {
+void test_exact_properties(Gate gate) {
+    const std::string of = gate == Gate::kSoftplus ? ", softplus gate" : "";
     Case c;
+    c.gate = gate;
+    c.spread_a_log = gate == Gate::kSoftplus ? 2.77f : c.spread_a_log;
     c.tokens = 500;
     c.heads_qk = c.heads_v = 3;
     Inputs whole(c);
@@ -144,7 +147,7 @@ void test_exact_properties() {
     KdaParams b = slice(parts.p, 320, 180);
     b.initial_state = middle.data;
     run_forward(b);
-    report("split at 320 = whole, bitwise", same_bits(*whole.out, *parts.out) && same_bits(*whole.final, *parts.final),
+    report("split at 320 = whole, bitwise" + of, same_bits(*whole.out, *parts.out) && same_bits(*whole.final, *parts.final),
            "");
 
     Inputs prefix(c);
@@ -152,14 +155,14 @@ void test_exact_properties() {
     std::vector<uint16_t> x(333 * 3 * 128), y(x.size());
     check(cudaMemcpy(x.data(), whole.out->data, 2 * x.size(), cudaMemcpyDeviceToHost), "copy");
     check(cudaMemcpy(y.data(), prefix.out->data, 2 * y.size(), cudaMemcpyDeviceToHost), "copy");
-    report("prefix of 333 tokens, bitwise", x == y, "");
+    report("prefix of 333 tokens, bitwise" + of, x == y, "");
 
     Inputs later(c);
     fill_kernel<<<64, 256>>>(static_cast<char*>(later.g->data) + 333 * later.p.g_stride.token * 2, DType::kBf16, 100, 3,
                              128, 384, 128, Draw::kNormal, 2.0f, 1.0f, 77);
     run_forward(later.p);
     check(cudaMemcpy(y.data(), later.out->data, 2 * y.size(), cudaMemcpyDeviceToHost), "copy");
-    report("later gates change nothing, bitwise", x == y, "");
+    report("later gates change nothing, bitwise" + of, x == y, "");
 
     for (int packed = 0; packed < 2; ++packed) {
         Case d = c;
@@ -197,7 +200,7 @@ void test_exact_properties() {
         check(cudaMemcpy(right.data(), static_cast<char*>(short_run.final->data) + (packed == 1 ? 0 : left.size()),
                          right.size(), cudaMemcpyDeviceToHost),
               "copy");
-        report(packed == 1 ? "checkpoints, packed" : "checkpoints, dense", left == right, "");
+        report((packed == 1 ? "checkpoints, packed" : "checkpoints, dense") + of, left == right, "");
     }
 }
 
@@ -496,6 +499,66 @@ std::vector<Case> forward_cases() {
         c.tokens = 600;
         c.out_bound = c.state_bound = 5e-3;
     });
+    add("log gate, -1000 spikes, 16-bit", [](Case& c) {
+        c.gate = Gate::kLog;
+        c.draw_g = Draw::kSpikes;
+        c.mean_g = -0.5f;
+        c.spread_g = 0.1f;
+        c.tokens = 600;
+        c.out_bound = c.state_bound = 5e-3;
+    });
+    add("log gate, around -20", [](Case& c) {
+        c.gate = Gate::kLog;
+        c.mean_g = -20.0f;
+        c.spread_g = 8.0f;
+        c.out_bound = c.state_bound = 5e-3;
+    });
+    add("bound -20", [](Case& c) {
+        c.lower_bound = -20.0f;
+        c.out_bound = c.state_bound = 5e-3;
+    });
+    add("softplus gate, 96 heads", [&](Case& c) {
+        soft(c);
+        c.heads_qk = c.heads_v = 96;
+        c.spread_a_log = 2.77f;
+    });
+    add("softplus gate, packed, 60 heads", [&](Case& c) {
+        soft(c);
+        c.heads_qk = c.heads_v = 60;
+        c.lengths = {45, 0, 1300, 37, 500};
+        c.poisoned = 3;
+    });
+    add("softplus gate, fp32 gates, strided", [&](Case& c) {
+        soft(c);
+        c.gate_dtype = DType::kFp32;
+        c.pad = 64;
+    });
+    add("fp32 gates, packed, 60 heads", [](Case& c) {
+        c.gate_dtype = DType::kFp32;
+        c.heads_qk = c.heads_v = 60;
+        c.lengths = {45, 0, 1300, 37, 500};
+        c.poisoned = 3;
+    });
+    add("softplus gate, collinear keys", [&](Case& c) {
+        collinear(c);
+        c.gate = Gate::kSoftplus;
+        c.tokens = 1024;
+        c.mean_g = -4.0f;
+    });
+    add("softplus gate, collinear keys, T = 16384", [&](Case& c) {
+        collinear(c);
+        c.gate = Gate::kSoftplus;
+        c.tokens = 16384;
+        c.mean_g = -10.4f;
+    });
+    add("softplus gate, slow decay", [&](Case& c) {
+        soft(c);
+        c.tokens = 4096;
+        c.mean_g = -6.4f;
+        c.spread_g = 0.1f;
+        c.dt_bias = c.a_log = false;
+        c.out_bound = 4.5e-3;
+    });
     add("log gate, all -1000", [](Case& c) {
         c.gate = Gate::kLog;
         c.mean_g = -1000.0f;
@@ -606,6 +669,11 @@ std::vector<Case> forward_cases() {
             c.batch = 2;
             c.tokens = 300;
         });
+        add("K = V = 64, softplus gate", [&](Case& c) {
+            soft(c);
+            c.dim = 64;
+            c.spread_a_log = 2.77f;
+        });
         add("K = V = 64, split", [](Case& c) {
             c.dim = 64;
             c.tokens = 700;
@@ -670,7 +738,8 @@ int main(int argc, char** argv) {
     for (const Case& c : forward_cases()) {
         test_case(c);
     }
-    test_exact_properties();
+    test_exact_properties(Gate::kBounded);
+    test_exact_properties(Gate::kSoftplus);
     test_slots();
     for (const Case& c : decode_cases()) {
         test_decode(c);

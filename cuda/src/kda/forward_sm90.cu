@@ -24,12 +24,15 @@ bool split_values(const KdaParams& p) {
     return (2 * units + kSms - 1) / kSms * 74 <= (units + kSms - 1) / kSms * 119;
 }
 
-// The fused kernels: 16-bit gates of type bf16, bounded where the exponent of bf16 allows it.
+// The fused kernels, fused or split: everything in bf16.
 bool runs_fused(const KdaParams& p) {
     const auto forwards = [](const Strides& s) { return s.batch >= 0 && s.token >= 0 && s.head >= 0; };  // as TMA walks
     return forwards(p.q_stride) && forwards(p.k_stride) && forwards(p.v_stride) && forwards(p.g_stride) &&
-           p.dtype == DType::kBf16 && p.gate_dtype == DType::kBf16 && p.gate == Gate::kBounded &&
-           p.lower_bound >= fused::kBoundedFrom;
+           p.dtype == DType::kBf16 && p.gate_dtype == DType::kBf16;
+}
+
+fused::Anchors choose_anchors(const KdaParams& p) {
+    return p.gate == Gate::kBounded && p.lower_bound >= fused::kBoundedFrom ? fused::Anchors::kOne : fused::Anchors::kPerHalf;
 }
 
 // How a call that runs fused is laid out over the SMs of an H100 or H200. Estimates from measured times of a chunk
@@ -40,19 +43,24 @@ struct Layout {
     int64_t time;  // ns, estimated
 };
 
-// ns a chunk: of a prepare block, and of a recurrence.
-constexpr int64_t kPrepare = 1600;
+// ns a chunk: of a prepare block, of a hosted team, of a fused block; and of a recurrence.
+struct ChunkTimes {
+    int64_t prepare, hosted, fused;
+};
+ChunkTimes chunk_times(const KdaParams& p) {
+    return choose_anchors(p) == fused::Anchors::kOne ? ChunkTimes{1600, 4900, 2570} : ChunkTimes{1850, 5600, 3000};
+}
 constexpr int64_t recurrence_step(int groups, bool hosted) {
     return groups == 1 ? 680 : hosted ? 1900 : 1170;
 }
 
 Layout choose_layout(const KdaParams& p) {
     constexpr int64_t kSms = 132;
-    constexpr int64_t kFused = 2570, kHosted = 4900;  // ns a chunk of a block
     constexpr int64_t kSplitStart = 16000;  // ns, rather too much: the flags; the first chunks' way through memory
+    const ChunkTimes ns = chunk_times(p);
     const int64_t units = p.num_sequences * p.heads_v;
     const int64_t chunks = mean_tokens(p) / kChunk;
-    Layout best{0, false, (units + kSms - 1) / kSms * kFused * chunks};
+    Layout best{0, false, (units + kSms - 1) / kSms * ns.fused * chunks};
     if (units == 0) {
         return best;
     }
@@ -63,7 +71,7 @@ Layout choose_layout(const KdaParams& p) {
             return;
         }
         // Chunks a ms of all teams.
-        const int64_t rate = prepare * 1000000 / kPrepare + (hosted ? blocks * 1000000 / kHosted : 0);
+        const int64_t rate = prepare * 1000000 / ns.prepare + (hosted ? blocks * 1000000 / ns.hosted : 0);
         const int64_t time = std::max(recurrence_step(groups, hosted), units * 1000000 / rate) * chunks + kSplitStart;
         if (time < best.time) {
             best = {groups, hosted, time};
@@ -79,8 +87,8 @@ bool splits_blocks(const KdaParams& p) {
     return choose_layout(p).groups > 0;
 }
 
-SegmentPlan choose_segments(const KdaParams& p) {
-    return plan_segments(p, kFusedCosts, choose_layout(p).time);
+SegmentPlan choose_segments(const KdaParams& p, const Layout& otherwise) {
+    return plan_segments(p, {27000, chunk_times(p).prepare + 1200, 1010}, otherwise.time);
 }
 
 // The fused form deals out sequences of different lengths where a block gets more than one, by a counter in the workspace.
@@ -127,9 +135,9 @@ bool make_args(fused::Args* args, const KdaParams& p) {
            make_map(&args->g, p, p.g, p.g_stride, p.heads_v, p.head_dim_k);
 }
 
-template <typename T>
+template <typename T, fused::Anchors kAnchors>
 int32_t launch_fused(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
-    const auto kernel = fused::kda_fused_sm90_kernel<T>;
+    const auto kernel = fused::kda_fused_sm90_kernel<T, kAnchors>;
     int sms = 0;
     cudaError_t error = count_sms(&sms);
     if (error == cudaSuccess) {
@@ -156,9 +164,9 @@ size_t split_workspace(const KdaParams& p) {
     return static_cast<size_t>(num_blocks(p)) * (fused::kOperandBytes + sizeof(uint32_t)) + sizeof(uint32_t);
 }
 
-template <typename T, int kHosted>
+template <typename T, int kHosted, fused::Anchors kAnchors>
 int32_t launch_split(const KdaParams& p, int groups, uint8_t* workspace, cudaStream_t stream) {
-    const auto kernel = fused::kda_split_sm90_kernel<T, kHosted>;
+    const auto kernel = fused::kda_split_sm90_kernel<T, kHosted, kAnchors>;
     constexpr size_t kShared = fused::kSplitSharedBytes<kHosted>;
     uint32_t* const flags = reinterpret_cast<uint32_t*>(workspace + num_blocks(p) * fused::kOperandBytes);
     int sms = 0;
@@ -179,11 +187,25 @@ int32_t launch_split(const KdaParams& p, int groups, uint8_t* workspace, cudaStr
     const int units = static_cast<int>(p.num_sequences * p.heads_v);
     const int recurrences = units * (64 * groups < p.head_dim_v ? 2 : 1);
     // As many as the recurrences follow: what is made far ahead leaves L2 before they come to it.
-    const int enough = std::max(20, static_cast<int>(units * kPrepare / recurrence_step(groups, kHosted > 0)) + 1);
+    const int enough = std::max(20, static_cast<int>(units * chunk_times(p).prepare / recurrence_step(groups, kHosted > 0)) + 1);
     const int prepare = std::max(8, std::min(sms - recurrences, enough));
     kernel<<<static_cast<unsigned>(prepare + recurrences), fused::kThreads, kShared, stream>>>(
         args, workspace, flags, flags + num_blocks(p), static_cast<uint32_t>(prepare), groups);
     return cudaPeekAtLastError();
+}
+
+template <typename T, fused::Anchors kAnchors>
+int32_t launch_chosen(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
+    const Layout layout = choose_layout(p);
+    const SegmentPlan segments = choose_segments(p, layout);
+    if (segments.tokens > 0) {
+        fused::Args args{};
+        return make_args(&args, p) ? launch_kda_segments_sm90(args, kAnchors == fused::Anchors::kOne, segments, workspace, stream)
+                                   : cudaErrorInvalidValue;
+    }
+    return layout.groups == 0 ? launch_fused<T, kAnchors>(p, workspace, stream)
+           : layout.hosted    ? launch_split<T, 1, kAnchors>(p, layout.groups, workspace, stream)
+                              : launch_split<T, 0, kAnchors>(p, layout.groups, workspace, stream);
 }
 
 template <typename T, int kGroups>
@@ -217,7 +239,7 @@ int32_t launch(const KdaParams& p, uint8_t* workspace, cudaStream_t stream) {
 const char* kda_forward_sm90_refusal(const KdaParams& p) {
     const bool small = p.head_dim_k == 64 && p.head_dim_v == 64 && runs_fused(p);
     if (!small && (p.head_dim_k != kDim || p.head_dim_v != kDim)) {
-        return "head_dim_k and head_dim_v must be 128 (or both 64 in bf16 with a gate bounded by -5)";
+        return "head_dim_k and head_dim_v must be 128 (or both 64 in bf16)";
     }
     if (p.dtype == DType::kFp32) {
         return "dtype must be fp16 or bf16";
@@ -242,7 +264,7 @@ const char* kda_forward_sm90_refusal(const KdaParams& p) {
 
 const char* kda_forward_sm90_name(const KdaParams& p) {
     if (runs_fused(p)) {
-        return choose_segments(p).tokens > 0 ? "kda_forward_sm90_segments"
+        return choose_segments(p, choose_layout(p)).tokens > 0 ? "kda_forward_sm90_segments"
                : splits_blocks(p)            ? "kda_forward_sm90_split"
                                              : "kda_forward_sm90_fused";
     }
@@ -251,7 +273,7 @@ const char* kda_forward_sm90_name(const KdaParams& p) {
 
 size_t kda_forward_sm90_workspace(const KdaParams& p) {
     if (runs_fused(p)) {
-        const SegmentPlan segments = choose_segments(p);
+        const SegmentPlan segments = choose_segments(p, choose_layout(p));
         return segments.tokens > 0 ? kda_segments_sm90_workspace(p, segments)
                : splits_blocks(p)  ? split_workspace(p)
                                    : fused_workspace(p);
@@ -268,16 +290,8 @@ int32_t launch_kda_forward_sm90(const KdaParams& p, void* workspace, size_t byte
     }
     uint8_t* const blocks = static_cast<uint8_t*>(workspace);
     if (runs_fused(p)) {
-        const Layout layout = choose_layout(p);
-        const SegmentPlan segments = plan_segments(p, kFusedCosts, layout.time);
-        if (segments.tokens > 0) {
-            fused::Args args{};
-            return make_args(&args, p) ? launch_kda_segments_sm90(args, segments, blocks, stream)
-                                       : cudaErrorInvalidValue;
-        }
-        return layout.groups == 0 ? launch_fused<__nv_bfloat16>(p, blocks, stream)
-               : layout.hosted    ? launch_split<__nv_bfloat16, 1>(p, layout.groups, blocks, stream)
-                                  : launch_split<__nv_bfloat16, 0>(p, layout.groups, blocks, stream);
+        return choose_anchors(p) == fused::Anchors::kOne ? launch_chosen<__nv_bfloat16, fused::Anchors::kOne>(p, blocks, stream)
+                                                         : launch_chosen<__nv_bfloat16, fused::Anchors::kPerHalf>(p, blocks, stream);
     }
     return p.dtype == DType::kBf16 ? launch<__nv_bfloat16>(p, blocks, stream) : launch<__half>(p, blocks, stream);
 }

@@ -43,19 +43,24 @@ inline constexpr uint32_t kBlockBytes = 39936;
 inline constexpr uint32_t kHalfTileBytes = 4096;
 static_assert(kBlockBytes % 1024 == 0 && kInputBytes % 1024 == 0, "tiles are swizzle-aligned");
 // Before w, in its place: the second term of k exp2(a - G), where keys repeat; then fp32 [column][row], beta_i L_ij and the
-// inverse. Before X: sums of log2 gates, [warp][channel].
+// inverse. Before X: sums of log2 gates, [warp][channel]. Behind them, up to the end of A: the first half's k exp2(a - G) for
+// the second half's anchor, two swizzled halves of [16][128 bytes].
 inline constexpr uint32_t kBlockKeysLow = kBlockW;
 inline constexpr uint32_t kBlockMatrix = kBlockW;
 inline constexpr uint32_t kBlockTotals = kBlockX;
+inline constexpr uint32_t kBlockCopy = kBlockX + 2048;
+static_assert(kBlockCopy % 1024 == 0 && kBlockCopy + 4096 <= kBlockDecay);
 inline constexpr int kMatrixPitch = 36;
 
 // Scratch of a team, fp32.
 inline constexpr uint32_t kScratchRepeats = 0;      // rows of each warp whose key repeats an earlier one: bit 4 i, [4]
+inline constexpr uint32_t kScratchSecond = 16;      // the second half's anchor as lifted powers of two, bf16 [128]
+inline constexpr uint32_t kScratchBetaNext = 272;   // of the next chunk, before its activation, [32]
 inline constexpr uint32_t kScratchNorms = 512;      // 1 / |k_i|, scale / |q_i|, 1 / rho_i, rho_i, [32][4]
 inline constexpr uint32_t kScratchBeta = 1024;      // [32]
 inline constexpr uint32_t kScratchDiagonal = 1152;  // q_i k_i / rho_i, [32]
 inline constexpr uint32_t kScratchBias = 1280;      // of the gate, times its factor, [128]
-inline constexpr uint32_t kScratchGate = 1792;      // its factor and bound, [2]
+inline constexpr uint32_t kScratchGate = 1792;      // its factors and limit, [4]
 inline constexpr uint32_t kScratchWalk = 1808;      // each warp's walk while its registers are short, [4][8]
 inline constexpr uint32_t kScratchBytes = 1936;
 

@@ -4,6 +4,11 @@
 // warps exchange their totals. With a gate bounded by -5, a sum over 32 tokens lies in [-231, 0]; with the anchor a = -112,
 // k exp2(G - a), q exp2(G - a) and k exp2(a - G) stay inside bf16's exponent, so that one chain of wgmma gives k k^T and
 // q k^T with decay for all 32 rows. An anchor taken from the gates would let later gates change earlier bits.
+//
+// Any other gate: the second half of the chunk has an anchor of its own, behind the whole number next to G after the first
+// half, and a decay of less than 2^-14 in a token counts as 2^-14. Then sums over half a chunk lie in [-224, 0] and the operands
+// inside bf16's exponent again. The second half's rows meet the first half's keys in a copy brought from one anchor to the
+// other, by whole powers of two per channel: exact in 16 bits.
 #pragma once
 
 #include "kda/fused_config_sm90.cuh"
@@ -20,6 +25,12 @@ namespace flare::kda::fused {
 inline constexpr float kBoundedFrom = -5.0f;  // lower_bound that the exponent range allows
 inline constexpr float kAnchor = -112.0f;
 inline constexpr float kPowerOfAnchor = 0x1p-112f;
+
+// kOne: for the whole chunk. kPerHalf: for any gate.
+enum class Anchors { kOne, kPerHalf };
+inline constexpr int kLift = 112;
+inline constexpr float kLeastLog2 = -14.0f;  // of a token's decay
+static_assert(kAnchor == -kLift && 16 * kLeastLog2 >= 2 * kAnchor);
 
 template <class M>
 struct Team {
@@ -117,25 +128,56 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
     return r;
 }
 
-__device__ __forceinline__ float power_of_two(int exponent) {
-    return __int_as_float((exponent + 127) << 23);
+// Packed bf16 powers of two; zeros below the normal numbers.
+__device__ __forceinline__ uint32_t powers_bf16x2(int first, int second) {
+    return static_cast<uint32_t>(max(first + 127, 0)) << 7 | static_cast<uint32_t>(max(second + 127, 0)) << 23;
 }
 
-// What the gate of a head needs, into the scratch: -exp(a_log) log2 e, lower_bound log2 e, and the first times dt_bias. The
-// next sync of the team publishes it.
-template <class M>
+// The whole number next to x, |x| < 2^22, as it stands in the mantissa of the sum.
+struct Whole {
+    float shifted;
+    __device__ __forceinline__ explicit Whole(float x) : shifted(x + 0x1.8p23f) {}
+    __device__ __forceinline__ float value() const { return shifted - 0x1.8p23f; }
+    __device__ __forceinline__ int number() const { return __float_as_int(shifted) - __float_as_int(0x1.8p23f); }
+};
+
+__device__ __forceinline__ float min_or_nan(float x, float y) {
+    float r;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+    return r;
+}
+
+// log2(1 + 2^-|y|) + max(y, 0). The polynomial is log2(1 + z) / z to a relative 6e-5 on [0, 1], also for small z: what is wrong
+// with the decay of a long memory adds up.
+__device__ __forceinline__ float softplus_log2(float y) {
+    const float z = ptx::exp2_approx(-fabsf(y));
+    float p = fmaf(z, 0.059651543f, -0.22711948f);
+    p = fmaf(z, p, 0.4418989f);
+    p = fmaf(z, p, -0.71698743f);
+    p = fmaf(z, p, 1.4426132f);
+    return fmaf(z, p, fmaxf(y, 0.0f));
+}
+
+// What the gate of a head needs, into the scratch: the factor of its input, the bias times it, the factor of the sigmoid or the
+// softplus, and where the latter counts no further. The next sync of the team publishes it.
+template <Anchors kAnchors, class M>
 __device__ __forceinline__ void put_gate(const KdaParams& p, const Team<M>& team, int head) {
     if (team.warp == 0) {
         const GateConstants c = gate_constants(p, head);
+        float factor = -c.a_log2e;
+        float outer = c.bound_log2e;
+        if (kAnchors == Anchors::kPerHalf && p.gate != Gate::kBounded) {
+            factor = p.gate == Gate::kSoftplus ? kLog2e : -kLog2e;
+            outer = -c.a_log2e * kLn2;
+        }
         float4 bias = {0.0f, 0.0f, 0.0f, 0.0f};
         if (p.dt_bias != nullptr && 4 * team.lane < p.head_dim_k) {
             bias = __ldg(reinterpret_cast<const float4*>(p.dt_bias + static_cast<int64_t>(head) * p.head_dim_k) + team.lane);
         }
-        st_shared_f4(team.scratch() + kScratchBias + 16 * team.lane, -c.a_log2e * bias.x, -c.a_log2e * bias.y,
-                     -c.a_log2e * bias.z, -c.a_log2e * bias.w);
+        st_shared_f4(team.scratch() + kScratchBias + 16 * team.lane, factor * bias.x, factor * bias.y, factor * bias.z,
+                     factor * bias.w);
         if (team.lane == 0) {
-            st_shared_f(team.scratch() + kScratchGate, -c.a_log2e);
-            st_shared_f(team.scratch() + kScratchGate + 4, c.bound_log2e);
+            st_shared_f4(team.scratch() + kScratchGate, factor, outer, kLeastLog2 / outer, 0.0f);
         }
     }
 }
@@ -230,9 +272,27 @@ __device__ __forceinline__ void put_keys_low(const Team<M>& team, uint32_t in, u
     }
 }
 
+// Sums of log2 decays along a warp's rows, from the gates at `gates`: add(sum, gate, channel, valid).
+template <typename T, class Add>
+__device__ __forceinline__ void sum_gates(float (&sum)[8][4], uint32_t gates, uint32_t column, int valid, const Add& add) {
+    float run[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint2 raw = ld_shared_u2(gates + i * 128 + (column ^ (i << 4)));
+        const float2 low = unpack2<T>(raw.x);
+        const float2 high = unpack2<T>(raw.y);
+        const float g[4] = {low.x, low.y, high.x, high.y};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            run[c] = add(run[c], g[c], c, i < valid);
+            sum[i][c] = run[c];
+        }
+    }
+}
+
 // Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs. Returns whether keys
 // repeat: then there are second terms of k exp2(a - G) too, zeros in the rows whose key is new.
-template <typename T, class M>
+template <typename T, Anchors kAnchors, class M>
 __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>& team, uint32_t stage, uint32_t block,
                                               int length) {
     const int lane = team.lane;
@@ -246,33 +306,45 @@ __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>&
         clear_rows(in, column, length - row0);
     }
     Norms<T> norms;
-    norms.multiply(team, stage);
+    if constexpr (kAnchors == Anchors::kOne) {
+        norms.multiply(team, stage);  // in flight during the gates
+    }
     float sum[8][4];
-    float run[4] = {};
-    const float2 gate = ptx::ld_shared_f2(team.scratch() + kScratchGate);  // factor, bound
+    const float4 gate = ld_shared_f4(team.scratch() + kScratchGate);  // factor, outer factor, limit
     const float4 biases = ld_shared_f4(team.scratch() + kScratchBias + 16 * lane);
     const float bias[4] = {biases.x, biases.y, biases.z, biases.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint2 raw = ld_shared_u2(in + kInputG + i * 128 + (column ^ (i << 4)));
-        const float2 low = unpack2<T>(raw.x);
-        const float2 high = unpack2<T>(raw.y);
-        const float g[4] = {low.x, low.y, high.x, high.y};
-        const float bound = row0 + i < length ? gate.y : 0.0f;
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const float sigmoid = ptx::rcp_approx(1.0f + ptx::exp2_approx(fmaf(g[c], gate.x, bias[c])));
-            run[c] = fmaf(sigmoid, bound, run[c]);
-            sum[i][c] = run[c];
-        }
+    const int valid = length - row0;
+    if constexpr (kAnchors == Anchors::kOne) {
+        sum_gates<T>(sum, in + kInputG, column, valid, [&](float run, float g, int c, bool inside) {
+            const float sigmoid = ptx::rcp_approx(1.0f + ptx::exp2_approx(fmaf(g, gate.x, bias[c])));
+            return fmaf(sigmoid, inside ? gate.y : 0.0f, run);
+        });
+    } else if (p.gate == Gate::kSoftplus) {
+        sum_gates<T>(sum, in + kInputG, column, valid, [&](float run, float g, int c, bool inside) {
+            return fmaf(min_or_nan(softplus_log2(fmaf(g, gate.x, bias[c])), gate.z), inside ? gate.y : 0.0f, run);
+        });
+    } else if (p.gate == Gate::kLog) {
+        sum_gates<T>(sum, in + kInputG, column, valid,
+                     [&](float run, float g, int, bool) { return run - min_or_nan(g * gate.x, -kLeastLog2); });
+    } else {
+        sum_gates<T>(sum, in + kInputG, column, valid, [&](float run, float g, int c, bool inside) {
+            const float sigmoid = ptx::rcp_approx(1.0f + ptx::exp2_approx(fmaf(g, gate.x, bias[c])));
+            return fmaf(min_or_nan(sigmoid, gate.z), inside ? gate.y : 0.0f, run);
+        });
+    }
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        norms.multiply(team, stage);  // the branches above let nothing fly, and the fused form is short of registers
     }
     norms.put(p, team);
     const uint32_t totals = block + kBlockTotals + lane * 16;
-    st_shared_f4(totals + team.warp * 512, run[0], run[1], run[2], run[3]);
+    st_shared_f4(totals + team.warp * 512, sum[7][0], sum[7][1], sum[7][2], sum[7][3]);
     team.sync();
 
-    // G - a = sum + start; exp2(G_C - a).
+    // G - a = sum + start, lifted; exp2(G_C - a).
     float start[4], rest[4];
+    // Packed bf16: from the anchor to the start of the chunk; of the first half's keys to the second half's anchor, lifted.
+    uint32_t to_start[2];
+    [[maybe_unused]] uint32_t to_second[2];
     {
         const float4 total0 = ld_shared_f4(totals);
         const float4 total1 = ld_shared_f4(totals + 512);
@@ -283,13 +355,35 @@ __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>&
                                {total2.x, total2.y, total2.z, total2.w},
                                {total3.x, total3.y, total3.z, total3.w}};
         float all[4];
+        [[maybe_unused]] int second[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             const float half = t[0][c] + t[1][c];
             const float three = half + t[2][c];
             all[c] = three + t[3][c];
-            start[c] = (team.warp == 0 ? 0.0f : team.warp == 1 ? t[0][c] : team.warp == 2 ? half : three) - kAnchor;
-            rest[c] = ptx::exp2_approx(all[c] - kAnchor);
+            float anchor = kAnchor;
+            if constexpr (kAnchors == Anchors::kPerHalf) {
+                const Whole whole(half);
+                second[c] = whole.number();
+                anchor += team.warp < 2 ? 0.0f : whole.value();
+            }
+            start[c] = (team.warp == 0 ? 0.0f : team.warp == 1 ? t[0][c] : team.warp == 2 ? half : three) - anchor;
+            rest[c] = ptx::exp2_approx(all[c] - anchor);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            to_start[h] = ptx::pack2<T>(kPowerOfAnchor, kPowerOfAnchor);
+            if constexpr (kAnchors == Anchors::kPerHalf) {
+                to_second[h] = powers_bf16x2(second[2 * h] + kLift, second[2 * h + 1] + kLift);
+                if (team.warp >= 2) {
+                    to_start[h] = powers_bf16x2(second[2 * h] - kLift, second[2 * h + 1] - kLift);
+                }
+            }
+        }
+        if constexpr (kAnchors == Anchors::kPerHalf) {
+            if (team.warp == 2) {
+                st_shared_u2(team.scratch() + kScratchSecond + 8 * lane, to_second[0], to_second[1]);
+            }
         }
         if (team.warp == 0) {
             st_shared_f4(block + kBlockDecay + lane * 16, decay_from_log2(all[0]), decay_from_log2(all[1]),
@@ -299,10 +393,10 @@ __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>&
     const float4 repeats = ld_shared_f4(team.scratch() + kScratchRepeats);
     const bool any_repeats = (__float_as_uint(repeats.x) | __float_as_uint(repeats.y) | __float_as_uint(repeats.z) |
                               __float_as_uint(repeats.w)) != 0;
-    const uint32_t from_anchor = ptx::pack2<T>(kPowerOfAnchor, kPowerOfAnchor);
     if (any_repeats) {
         put_keys_low<T>(team, in, out + kBlockKeysLow, column, sum, start);
     }
+    [[maybe_unused]] const uint32_t copy = block + kBlockCopy + (lane / 16) * 2048 + row0 * 128;
     // Two rows at a time: the stores take the places of what they were made from, so no load moves ahead of them.
     const auto address = [&](int row) { return in + row * 128 + (column ^ (row << 4)); };
 #pragma unroll
@@ -347,7 +441,13 @@ __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>&
             st_shared_u2(at, kd16[r][0], kd16[r][1]);
             st_shared_u2(at + kInputQ, qd16[r][0], qd16[r][1]);
             st_shared_u2(at + kInputG, ki16[r][0], ki16[r][1]);
-            st_shared_u2(to + kBlockQd, multiply_bf16x2(qd16[r][0], from_anchor), multiply_bf16x2(qd16[r][1], from_anchor));
+            if constexpr (kAnchors == Anchors::kPerHalf) {
+                if (team.warp < 2) {
+                    st_shared_u2(copy + i * 128 + (column ^ (i << 4)), multiply_bf16x2(ki16[r][0], to_second[0]),
+                                 multiply_bf16x2(ki16[r][1], to_second[1]));
+                }
+            }
+            st_shared_u2(to + kBlockQd, multiply_bf16x2(qd16[r][0], to_start[0]), multiply_bf16x2(qd16[r][1], to_start[1]));
             st_shared_u2(to + kBlockKr, kr16[r][0], kr16[r][1]);
         }
     }
@@ -368,6 +468,53 @@ __device__ __forceinline__ void multiply_keys(float (&acc)[16], uint64_t rows, u
         }
     }
     ptx::wgmma_commit();
+}
+
+// The same times the copy of the first half's keys.
+template <typename T>
+__device__ __forceinline__ void multiply_copy(float (&acc)[8], uint64_t rows, uint32_t block, bool add) {
+    const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(block + kBlockCopy);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+        ptx::wgmma_ss<T, 16>(acc, tile::advance_desc(rows, tile::step_k<tile::Swizzle::k128>(kk, 96)),
+                             tile::advance_desc(columns, tile::step_k<tile::Swizzle::k128>(kk, 16)), add || kk > 0);
+    }
+    ptx::wgmma_commit();
+}
+
+// Second terms of the first half's keys in the places of the copy, by the warps that made them.
+template <class M>
+__device__ __forceinline__ void copy_keys_low(const Team<M>& team, uint32_t block) {
+    if (team.warp < 2) {
+        const uint2 to_second = ld_shared_u2(team.scratch() + kScratchSecond + 8 * team.lane);
+        const uint32_t column = ((team.lane % 16) / 2) * 16 + (team.lane % 2) * 8;
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t at = 1024 * team.warp + i * 128 + (column ^ (i << 4));
+            const uint2 low = ld_shared_u2(block + kBlockKeysLow + (team.lane / 16) * kHalfTileBytes + at);
+            st_shared_u2(block + kBlockCopy + (team.lane / 16) * 2048 + at, multiply_bf16x2(low.x, to_second.x),
+                         multiply_bf16x2(low.y, to_second.y));
+        }
+    }
+}
+
+// The second half's rows of k exp2(G - a), behind all products with them: now from the start of the chunk, lifted.
+template <typename T, class M>
+__device__ __forceinline__ void bring_keys_to_start(const Team<M>& team, uint32_t stage) {
+    if (team.warp >= 2) {
+        const uint2 to_second = ld_shared_u2(team.scratch() + kScratchSecond + 8 * team.lane);
+        const uint32_t unlift = ptx::pack2<T>(kPowerOfAnchor, kPowerOfAnchor);
+        const uint2 factor = {multiply_bf16x2(to_second.x, unlift), multiply_bf16x2(to_second.y, unlift)};
+        const uint32_t in = stage + (team.lane / 16) * kInputHalf + 1024 * team.warp;
+        const uint32_t column = ((team.lane % 16) / 2) * 16 + (team.lane % 2) * 8;
+#pragma unroll 4
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t at = in + i * 128 + (column ^ (i << 4));
+            const uint2 keys = ld_shared_u2(at);
+            st_shared_u2(at, multiply_bf16x2(keys.x, factor.x), multiply_bf16x2(keys.y, factor.y));
+        }
+    }
 }
 
 // From k k^T and q k^T in a warpgroup's accumulators (rows 0..31 and 32..63): beta L to shared memory, A to the block.
@@ -479,6 +626,58 @@ __device__ __forceinline__ void invert(uint32_t matrix, int lane) {
     }
 }
 
+// From the operand tiles to the inverse; `meanwhile` runs while the products do, by all threads.
+template <typename T, Anchors kAnchors, class M, class Meanwhile>
+__device__ __forceinline__ void multiply_chunk(const Team<M>& team, uint32_t stage, uint32_t block, bool two_terms,
+                                               const Meanwhile& meanwhile) {
+    float acc[16];
+    [[maybe_unused]] float across[8];
+    const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
+    const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
+    if (two_terms) {
+        multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
+    } else {
+        multiply_keys<T, false>(acc, rows, columns, 0);
+    }
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        multiply_copy<T>(across, rows, block, false);
+    }
+    meanwhile();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(acc);
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        ptx::fence_registers(across);
+        if (two_terms) {
+            team.sync();
+            copy_keys_low(team, block);
+            ptx::fence_proxy_async_smem();
+            team.sync();
+            multiply_copy<T>(across, rows, block, true);
+            ptx::wgmma_wait<0>();
+            ptx::fence_registers(across);
+        }
+        if (team.warp % 2 == 1) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                acc[i] = across[i] * kPowerOfAnchor;
+            }
+        }
+    }
+    if (two_terms || kAnchors == Anchors::kPerHalf) {
+        team.sync();  // all products have read second terms and copy, whose places L and A take
+    }
+    put_matrices(team, acc, block);
+    if constexpr (kAnchors == Anchors::kPerHalf) {
+        bring_keys_to_start<T>(team, stage);
+    }
+    if (team.warp < 2) {
+        team.sync_first();
+        if (team.warp == 0) {
+            invert(block + kBlockMatrix, team.lane);
+        }
+    }
+}
+
 // Row `lane`, eight columns of each warp: rho X diag(beta) to the block.
 template <typename T, class M>
 __device__ __forceinline__ void put_inverse(const Team<M>& team, uint32_t block) {
@@ -569,7 +768,7 @@ __device__ __forceinline__ void unpark(Walk& walk, uint32_t at) {
 }
 
 // The walk's chunks team.index, team.index + kTeams, ...
-template <typename T, class M, class Walk, class Order>
+template <typename T, Anchors kAnchors, class M, class Walk, class Order>
 __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, Walk next, const Order& order) {
     const KdaParams& p = args.p;
     const auto advance = [&](int count) {
@@ -590,9 +789,13 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
     if (loader) {
         load_inputs(args, next, team.input(0), team.input_full(0));
     }
-    float beta_next = team.warp == 2 ? load_beta<T>(p, next, team.lane) : 0.0f;
+    // The next chunk's beta waits in the scratch: the tiles need the registers.
+    const uint32_t waiting = team.scratch() + kScratchBetaNext + 4 * team.lane;
+    if (team.warp == 2) {
+        st_shared_f(waiting, load_beta<T>(p, next, team.lane));
+    }
     int head = next.unit.head;
-    put_gate(p, team, head);
+    put_gate<kAnchors>(p, team, head);
     const uint32_t parked = team.scratch() + kScratchWalk + 32 * team.warp;
     if (team.index > 0) {
         team.wait_for_start();
@@ -611,34 +814,27 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
         const int length = chunk_length(next);
         if (next.unit.head != head) {
             head = next.unit.head;
-            put_gate(p, team, head);
+            put_gate<kAnchors>(p, team, head);
         }
         team.sync();  // all have left the other stage, and the block of the last round
         if (team.warp == 2) {
             st_shared_f(team.scratch() + kScratchBeta + 4 * team.lane,
-                        team.lane < length ? activate_beta(p.beta_activation, beta_next) : 0.0f);
+                        team.lane < length ? activate_beta(p.beta_activation, ld_shared_f(waiting)) : 0.0f);
         }
         ptx::mbarrier_wait(team.smem + M::kOffsetBlockEmpty + 8 * state.stage, state.phase);
         ptx::mbarrier_wait(team.input_full(input.stage), input.phase);
 
         park(next, parked);
-        const bool two_terms = prepare_tiles<T>(p, team, stage, block, length);
+        const bool two_terms = prepare_tiles<T, kAnchors>(p, team, stage, block, length);
         if (ld_shared_f(parked + 28) != 0.0f) {
             team.start_next();
             st_shared_u(parked + 28, 0);
         }
         ptx::fence_proxy_async_smem();
         team.sync();
-        {
-            float acc[16];
-            const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
-            const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
-            if (two_terms) {
-                multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
-            } else {
-                multiply_keys<T, false>(acc, rows, columns, 0);
-            }
-            // What comes next, while the products run and warps 2 and 3 have the time to begin the copies.
+        float beta_next = 0.0f;
+        // What comes next, while the products run and warps 2 and 3 have the time to begin the copies.
+        multiply_chunk<T, kAnchors>(team, stage, block, two_terms, [&] {
             unpark(next, parked);
             if (loader) {
                 ptx::mbarrier_arrive_expect_tx(full, 2 * kHalfTileBytes);
@@ -653,24 +849,15 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
             if (team.warp == 2 && more) {
                 beta_next = load_beta<T>(p, next, team.lane);
             }
-            ptx::wgmma_wait<0>();
-            ptx::fence_registers(acc);
-            if (two_terms) {
-                team.sync();  // all products have read the second terms, whose places L takes
-            }
-            put_matrices(team, acc, block);
-        }
-        if (team.warp < 2) {
-            team.sync_first();
-            if (team.warp == 0) {
-                invert(block + kBlockMatrix, team.lane);
-            }
-        }
+        });
         team.sync();
         put_inverse<T>(team, block);
         ptx::fence_proxy_async_smem();
         team.sync();
         put_w<T>(team, stage, block);
+        if (team.warp == 2) {
+            st_shared_f(waiting, beta_next);
+        }
         ptx::fence_proxy_async_smem();  // also: the stage goes back to the copies
         __syncwarp();
         if (team.lane == 0) {

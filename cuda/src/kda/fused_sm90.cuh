@@ -350,7 +350,7 @@ __device__ __forceinline__ void init_team_barriers(uint32_t smem) {
     }
 }
 
-template <typename T>
+template <typename T, Anchors kAnchors>
 __global__ void __launch_bounds__(kThreads, 1)
     kda_fused_sm90_kernel(const __grid_constant__ Args args, uint32_t* counter) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     } else {
         ptx::setmaxnreg_dec<kTeamRegs>();
-        run_team<T>(args, make_team<FusedMap>(smem, warp), UnitWalk(p, schedule), schedule);
+        run_team<T, kAnchors>(args, make_team<FusedMap>(smem, warp), UnitWalk(p, schedule), schedule);
     }
 #else
     __trap();

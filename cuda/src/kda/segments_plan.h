@@ -31,11 +31,10 @@ inline int scan_columns(const KdaParams& p) {
 
 // ns, of an H100 or H200: measured times (docs/kernels/kda.md).
 struct SegmentCosts {
+    int64_t start;    // the launches; the first chunks' way through memory
     int64_t prepare;  // a chunk on an SM: what all SMs prepare, write and read at a time
     int64_t twice;    // a chunk of a segment, in both launches
-    int64_t start;    // the launches; the first chunks' way through memory
 };
-inline constexpr SegmentCosts kFusedCosts{2800, 1010, 27000};
 
 // `otherwise`: ns of the form that runs without segments.
 inline SegmentPlan plan_segments(const KdaParams& p, const SegmentCosts& costs, int64_t otherwise) {

@@ -70,11 +70,12 @@ size_t kda_segments_sm90_workspace(const KdaParams& p, const SegmentPlan& plan) 
     return split_bytes(p) + state_bytes(p, plan);
 }
 
-int32_t launch_kda_segments_sm90(const fused::Args& args, const SegmentPlan& plan, uint8_t* workspace,
+int32_t launch_kda_segments_sm90(const fused::Args& args, bool one_anchor, const SegmentPlan& plan, uint8_t* workspace,
                                  cudaStream_t stream) {
     using fused::kSplitSharedBytes;
     const KdaParams& p = args.p;
-    const auto kernel = fused::kda_segments_sm90_kernel<__nv_bfloat16>;
+    const auto kernel = one_anchor ? fused::kda_segments_sm90_kernel<__nv_bfloat16, fused::Anchors::kOne>
+                                   : fused::kda_segments_sm90_kernel<__nv_bfloat16, fused::Anchors::kPerHalf>;
     fused::Segments segments = place_segments(p, plan, workspace, split_bytes(p));
     segments.flags = reinterpret_cast<uint32_t*>(workspace + num_blocks(p) * fused::kOperandBytes);
     segments.counter = segments.flags + num_blocks(p);

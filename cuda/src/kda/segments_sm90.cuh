@@ -209,7 +209,7 @@ __device__ __forceinline__ void run_segment(const KdaParams& p, const Segments& 
 
 // The first launch has prepare blocks, the second none. Two blocks of the recurrence for every value head of every
 // segment.
-template <typename T>
+template <typename T, Anchors kAnchors>
 __global__ void __launch_bounds__(kThreads, 1)
     kda_segments_sm90_kernel(const __grid_constant__ Args args, const __grid_constant__ Segments segments,
                              uint32_t prepare_blocks) {
@@ -228,11 +228,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         __syncthreads();
         if (warp < 4 * M::kTeams) {
             ptx::setmaxnreg_inc<kSplitTeamRegs>();
-            run_split_team<T, M>(p, smem, {0, static_cast<uint32_t>(warp / 4), warp % 4, lane});
+            run_split_team<T, kAnchors, M>(p, smem, {0, static_cast<uint32_t>(warp / 4), warp % 4, lane});
         } else {
             ptx::setmaxnreg_dec<kSplitHelperRegs>();
             if (warp < 15) {
-                help_team<T, M>(p, smem, static_cast<uint32_t>(warp - 12), segments.blocks, segments.flags);
+                help_team<T, kAnchors, M>(p, smem, static_cast<uint32_t>(warp - 12), segments.blocks, segments.flags);
             } else {
                 const uint32_t chunks = longest(p);
                 if (ptx::elect_one()) {

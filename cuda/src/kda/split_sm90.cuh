@@ -157,7 +157,7 @@ __device__ __forceinline__ void claim_chunks(const Args& args, uint32_t smem, ui
 }
 
 // A warp.
-template <typename T, class M>
+template <typename T, Anchors kAnchors, class M>
 __device__ __forceinline__ void help_team(const KdaParams& p, uint32_t smem, uint32_t team, uint8_t* workspace,
                                           uint32_t* flags) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void help_team(const KdaParams& p, uint32_t smem, uin
                           static_cast<int32_t>(second.y)};
             chunk.done = static_cast<int32_t>(ptx::ld_shared_b32(scratch + M::kScratchChunk + 16));
             const float beta = load_beta<T>(p, chunk, lane);
-            put_gate(p, Team<M>{scratch, 0, 0, lane}, chunk.unit.head);
+            put_gate<kAnchors>(p, Team<M>{scratch, 0, 0, lane}, chunk.unit.head);
             st_shared_f(scratch + kScratchBeta + 4 * lane, lane < length ? activate_beta(p.beta_activation, beta) : 0.0f);
         }
         __syncwarp();
@@ -211,7 +211,7 @@ __device__ __forceinline__ void help_team(const KdaParams& p, uint32_t smem, uin
 }
 
 // A warpgroup: every kTeams-th chunk of the ring.
-template <typename T, class M>
+template <typename T, Anchors kAnchors, class M>
 __device__ __forceinline__ void run_split_team(const KdaParams& p, uint32_t smem, Team<M> team) {
     pipe::PipeState<M::kInputs> input = pipe::PipeState<M::kInputs>::consumer();
     for (uint32_t i = 0; i < team.index; ++i) {
@@ -235,31 +235,10 @@ __device__ __forceinline__ void run_split_team(const KdaParams& p, uint32_t smem
         }
         ptx::mbarrier_wait(empty, phase);
         phase ^= 1;
-        const bool two_terms = prepare_tiles<T>(p, team, stage, block, length);
+        const bool two_terms = prepare_tiles<T, kAnchors>(p, team, stage, block, length);
         ptx::fence_proxy_async_smem();
         team.sync();
-        {
-            float acc[16];
-            const uint64_t rows = tile::make_desc_k<tile::Swizzle::k128>(stage);
-            const uint64_t columns = tile::make_desc_k<tile::Swizzle::k128>(stage + kInputG);
-            if (two_terms) {
-                multiply_keys<T, true>(acc, rows, columns, tile::make_desc_k<tile::Swizzle::k128>(block + kBlockKeysLow));
-            } else {
-                multiply_keys<T, false>(acc, rows, columns, 0);
-            }
-            ptx::wgmma_wait<0>();
-            ptx::fence_registers(acc);
-            if (two_terms) {
-                team.sync();  // all products have read the second terms, whose places L takes
-            }
-            put_matrices(team, acc, block);
-        }
-        if (team.warp < 2) {
-            team.sync_first();
-            if (team.warp == 0) {
-                invert(block + kBlockMatrix, team.lane);
-            }
-        }
+        multiply_chunk<T, kAnchors>(team, stage, block, two_terms, [] {});
         team.sync();
         put_inverse<T>(team, block);
         ptx::fence_proxy_async_smem();
@@ -352,7 +331,7 @@ __device__ __forceinline__ void init_split_barriers(uint32_t smem) {
 }
 
 // flags: one per operand block, and behind them the counter of claimed chunks; all zero at the start.
-template <typename T, int kHosted>
+template <typename T, int kHosted, Anchors kAnchors>
 __global__ void __launch_bounds__(kThreads, 1)
     kda_split_sm90_kernel(const __grid_constant__ Args args, uint8_t* workspace, uint32_t* flags, uint32_t* counter,
                           uint32_t prepare_blocks, int groups) {
@@ -371,11 +350,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         __syncthreads();
         if (warp < 4 * M::kTeams) {
             ptx::setmaxnreg_inc<kSplitTeamRegs>();
-            run_split_team<T, M>(p, smem, {0, static_cast<uint32_t>(warp / 4), warp % 4, lane});
+            run_split_team<T, kAnchors, M>(p, smem, {0, static_cast<uint32_t>(warp / 4), warp % 4, lane});
         } else {
             ptx::setmaxnreg_dec<kSplitHelperRegs>();
             if (warp < 15) {
-                help_team<T, M>(p, smem, static_cast<uint32_t>(warp - 12), workspace, flags);
+                help_team<T, kAnchors, M>(p, smem, static_cast<uint32_t>(warp - 12), workspace, flags);
             } else {
                 const uint32_t chunks = longest(p);
                 if (ptx::elect_one()) {
@@ -424,7 +403,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         } else if (warp == 13) {
             write_output<T, R>(p, unit, column0, groups, smem);
         } else if (kHosted > 0 && warp == 14) {
-            help_team<T, M>(p, smem, 0, workspace, flags);
+            help_team<T, kAnchors, M>(p, smem, 0, workspace, flags);
         } else if (kHosted > 0) {
             const uint32_t chunks = longest(p);
             if (ptx::elect_one()) {
@@ -432,7 +411,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             }
         }
     } else if (kHosted > 0 && warp >= 8) {
-        run_split_team<T, M>(p, smem, {0, 0, warp % 4, lane});
+        run_split_team<T, kAnchors, M>(p, smem, {0, 0, warp % 4, lane});
     }
 #else
     __trap();
