@@ -847,6 +847,15 @@ void test_segments() {
     });
     segments("gates of 0", [](Case& c) { c.gate_mean = -60.0, c.beta_mean = -4.0; });
     segments("values of 1e6", [](Case& c) { c.value_size = 1e6; });
+    for (const int32_t gate : {FLARE_GATE_SOFTPLUS, FLARE_GATE_LOG}) {
+        segments("any gate", [&](Case& c) { c.gate = gate; });
+    }
+    segments("any gate, slow decay", [](Case& c) { c.gate = FLARE_GATE_SOFTPLUS, c.gate_mean = -8.0; });
+    segments("any gate, lengths, checkpoints", [](Case& c) {
+        c.gate = FLARE_GATE_SOFTPLUS, c.lengths = {3900, 0, 3001}, c.checkpoint_interval = 192;
+        c.heads_qk = c.heads_v = 1;
+    });
+    segments("any gate, gates of -1000", [](Case& c) { c.gate = FLARE_GATE_LOG, c.minus_1000 = 0.15; });
     segments("K = V = 64 in none", [](Case& c) {
         c.dim_k = c.dim_v = 64;
         c.runs = "kda_forward_sm90_split";
