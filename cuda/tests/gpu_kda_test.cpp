@@ -686,7 +686,7 @@ void test_edges() {
             for (const int64_t dim : {64, 128}) {
                 forward("one key or two in turn, hardly any decay", kernel, [&](Case& c) {
                     c.keys = keys, c.gate = FLARE_GATE_SOFTPLUS, c.gate_mean = -8.0, c.gate_spread = 0.0;
-                    c.beta = FLARE_BETA_SIGMOID2, c.dim_k = c.dim_v = dim, c.tokens = 1900;
+                    c.gate_dtype = FLARE_FP32, c.beta = FLARE_BETA_SIGMOID2, c.dim_k = c.dim_v = dim, c.tokens = 1900;
                     c.a_log = c.dt_bias = false, c.heads_qk = c.heads_v = 1, c.bound = 5e-3, c.strict = true;
                 });
             }
