@@ -53,7 +53,7 @@ void bench_forward(const char* name, const Case& c) {
     uint8_t* const blocks = static_cast<uint8_t*>(workspace.data);
     const double whole = median_ms(
         [&] { check(static_cast<cudaError_t>(launch_kda_forward_sm90(p, blocks, bytes, nullptr)), "forward"); });
-    const double serial = choose_segments(p).tokens == 0
+    const double serial = !runs_fused(p) || choose_segments(p, choose_layout(p)).tokens == 0
                               ? 0.0
                               : median_ms([&] { launch_kda_forward_sm90(whole_sequences, blocks, bytes, nullptr); }, 5);
     double fused = 0.0, split[4] = {}, prepare = 0.0, recurrence = 0.0;
