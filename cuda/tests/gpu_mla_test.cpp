@@ -221,6 +221,50 @@ void check(Problem& problem, int32_t kernel, const std::string& name) {
     }
 }
 
+// 656-byte rows, 64 heads, two requests of which one is cut into some 110 pieces: more than rows of a piece's width fit into a
+// block's buffers at a time.
+std::unique_ptr<Decode> many_pieces(Random& random) {
+    auto problem = std::make_unique<Decode>();
+    flare_mla_decode_params& p = problem->p;
+    p.struct_size = sizeof(p);
+    p.device = FLARE_DEVICE_CPU;
+    p.dtype = FLARE_BF16;
+    p.kv_dtype = FLARE_UINT8;
+    p.batch = 2;
+    p.heads = 64;
+    p.seqlen_q = 1;
+    p.seqlen_k = 220 * 64;
+    p.d_c = 512;
+    p.d_rope = 64;
+    p.d_nope = 128;
+    problem->lengths_k = Indices(0, {p.seqlen_k, 44 * 64 - 5});
+    p.seqlens_k = problem->lengths_k.data();
+    p.kv_stride_s = kRow;
+    p.kv_stride_b = p.seqlen_k * kRow;
+    p.q_stride_h = p.d_c + p.d_rope;
+    p.q_stride_s = p.q_stride_b = p.heads * p.q_stride_h;
+    p.out_stride_h = p.d_c;
+    p.out_stride_s = p.out_stride_b = p.heads * p.d_c;
+    p.lse_stride_h = 1;
+    p.lse_stride_b = p.heads;
+    problem->q = Data(p.dtype, p.batch * p.q_stride_b);
+    problem->q_rope = Data(p.dtype, 1);
+    problem->q.set_random(0, p.batch * p.q_stride_b, random);
+    problem->kv = Data(FLARE_UINT8, p.batch * p.kv_stride_b);
+    for (int64_t b = 0; b < p.batch; ++b) {
+        for (const int64_t row : problem->visible(b, 0, 1)) {
+            fill656(problem->kv.data() + row, random);
+        }
+    }
+    problem->out = Output(p.dtype, p.batch * p.out_stride_b);
+    problem->lse = Output(FLARE_FP32, p.batch * p.lse_stride_b);
+    p.q = problem->q.data();
+    p.kv = problem->kv.data();
+    p.out = problem->out.data();
+    p.lse = reinterpret_cast<float*>(problem->lse.data());
+    return problem;
+}
+
 template <class Problem>
 void check_both(Problem& problem, const std::string& name) {
     problem.run(0, name);
@@ -250,6 +294,7 @@ int main(int argc, char** argv) {
         const std::unique_ptr<Prefill> prefill = random_prefill(random, n, &name, Grid::kDevice);
         check_both(*prefill, "tall: " + name);
     }
+    check_both(*many_pieces(random), "many pieces");
     std::printf("%d mixtures, %d calls: worst error %.2f of the bound\n", mixtures, g_cases, g_worst);
     return finish("gpu_mla_test");
 }

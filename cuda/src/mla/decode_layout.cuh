@@ -63,7 +63,6 @@ inline constexpr int kGroups = 5;  // of chunks with a full barrier each: rope, 
 
 inline constexpr int kPageIdSlots = 6;
 inline constexpr int kMaxBoxGroups = 4;  // boxes of at least 16 rows
-inline constexpr uint64_t kMeetingTag = ~uint64_t{0} << 18;
 
 // Registers of the loading warpgroup and of the two consumers.
 __host__ __device__ constexpr uint32_t loader_regs(Load load) {
@@ -82,12 +81,6 @@ inline constexpr int kBiasSlots = 4;
 // Rescaling of O and of the sums is put off until a row's maximum has grown by this many powers of two; the stale
 // maximum only makes P as large as 2^8, which fp16 and bf16 hold with the same relative precision.
 inline constexpr float kRescaleThreshold = 8.0f;
-
-// Which share of a merge falls to a block: share `index` of `count`; none of 0.
-struct Turn {
-    int32_t index;
-    int32_t count;
-};
 
 struct SharedStorage {
     alignas(1024) uint8_t q[kTileBytes];

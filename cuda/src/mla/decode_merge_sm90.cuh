@@ -24,7 +24,7 @@
 #include "../ptx/ldst.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/sync.cuh"
-#include "decode_layout.cuh"
+#include "schedule.cuh"
 
 namespace flare::mla::decode {
 
@@ -49,18 +49,20 @@ __device__ __forceinline__ float2 unpack2(uint32_t x) {
     }
 }
 
-// The 256 threads of the two consumer warpgroups, after the last piece of the block's share.
-template <typename T>
+// 256 threads from kFirstThread on, after the last piece of the block's share; they meet at named barrier kBarrier. The buffers
+// of Q and K are theirs then.
+template <typename T, typename Args, typename Smem, int kTileRows, int kFirstThread, uint32_t kBarrier>
 struct Merger {
-    const DecodeArgs& args;
-    SharedStorage& smem;
+    const Args& args;
+    Smem& smem;
     const int tile;
-    const int thread = static_cast<int>(ptx::thread_idx()) - 128;  // of the 256
+    const int thread = static_cast<int>(ptx::thread_idx()) - kFirstThread;  // of the 256
 
+    static constexpr int kValueCols = 512;
     static constexpr int kThreadCols = 8;  // 16 bytes
     static constexpr int kRowThreads = kValueCols / kThreadCols;
     static constexpr uint32_t kRowBytes = kValueCols * 2;
-    static constexpr int kBufferRows = 2 * kTileBytes / kRowBytes;  // in the buffers of K
+    static constexpr int kBufferRows = sizeof(Smem::k) / kRowBytes;  // in the buffers of K
     static constexpr int kManyPieces = 40;
 
     // In the buffer of Q.
@@ -69,7 +71,7 @@ struct Merger {
         float sums[2048];
         int64_t out[kTileRows];  // element offset of a row, -1: there is no such row
     };
-    static_assert(sizeof(Scratch) <= kTileBytes, "scratch of the merge");
+    static_assert(sizeof(Scratch) <= sizeof(Smem::q), "scratch of the merge");
     static_assert(kMaxParts / 2 <= kBufferRows, "pieces of a row that is merged in two slices");
 
     __device__ __forceinline__ Scratch& scratch() const { return *reinterpret_cast<Scratch*>(smem.q); }
@@ -204,7 +206,7 @@ struct Merger {
             weigh(pieces, request, from + r, scratch().weights + r * pieces.count, scratch().out[r], slice == 0);
         }
         ptx::cp_async_wait<0>();
-        ptx::named_barrier_sync(kBarrierConsumers, 256);
+        ptx::named_barrier_sync(kBarrier, 256);
 #pragma unroll 1
         for (int r = spread ? 0 : group; r < rows; r += 4) {
             float acc[kThreadCols] = {};
@@ -236,7 +238,7 @@ struct Merger {
             for (int c = 0; c < kThreadCols; ++c) {
                 sums[c * 256 + thread] = acc[c];
             }
-            ptx::named_barrier_sync(kBarrierConsumers, 256);
+            ptx::named_barrier_sync(kBarrier, 256);
             const int at = 2 * thread % kThreadCols * 256 + 2 * thread / kThreadCols;
             if (thread < width * kThreadCols / 2 && slice * width * kThreadCols + 2 * thread < args.d_c && out >= 0) {
                 float a = 0.0f;
@@ -249,7 +251,7 @@ struct Merger {
                 *reinterpret_cast<uint32_t*>(to_row + 2 * thread) = ptx::pack2<T>(a, b);
             }
         }
-        ptx::named_barrier_sync(kBarrierConsumers, 256);  // buffers and scratch are free again
+        ptx::named_barrier_sync(kBarrier, 256);  // buffers and scratch are free again
     }
 
     __device__ __forceinline__ void merge(const Turn& turn, const Pieces& pieces, int request) const {
@@ -257,7 +259,8 @@ struct Merger {
         const int rows = min(kTileRows, args.rows - row0);
         const bool spread = pieces.count >= kManyPieces;
         int log_slices = 0;
-        while (spread && log_slices < 3 && (rows << (log_slices + 1)) <= pieces.count) {
+        while (spread && log_slices < 3 &&
+               ((rows << (log_slices + 1)) <= pieces.count || kBufferRows << log_slices < pieces.count)) {
             ++log_slices;
         }
         // Units of a row's slice by turns, or a run of rows in as many steps as the buffer asks for.
@@ -294,13 +297,13 @@ struct Merger {
         if (!cut_at_first() && !cut_at_last()) {
             return;
         }
-        ptx::named_barrier_sync(kBarrierConsumers, 256);
+        ptx::named_barrier_sync(kBarrier, 256);
         if (thread == 0) {
             smem.turns[1] = cut_at_last() ? meet(smem.share.last_pieces, true) : Turn{0, 0};
         } else if (thread == 32) {
             smem.turns[0] = cut_at_first() ? meet(smem.share.first_pieces, false) : Turn{0, 0};
         }
-        ptx::named_barrier_sync(kBarrierConsumers, 256);
+        ptx::named_barrier_sync(kBarrier, 256);
 #pragma unroll 1
         for (int which = 0; which < 2; ++which) {
             const Turn turn = smem.turns[which];

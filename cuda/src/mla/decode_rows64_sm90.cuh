@@ -1,16 +1,22 @@
-// Computing role of the decode kernel over 656-byte rows for 64 query rows: wgmma on transposed products, whose A operand, keys or
+// Computing roles of the decode kernel over 656-byte rows for 64 query rows: wgmma on transposed products, whose A operand, keys or
 // values, is made in registers from the raw bytes.
 //
-//     S^T [64 keys, 64 rows] = K Q^T       each of the two warpgroups over half of the channels; a warp has 16 keys
-//     O^T [512 channels, 64 rows] = V^T P^T    each warpgroup 256 channels; a warp has 16 of every 64
+//     S^T [64 keys, 64 rows] = K Q^T           one warpgroup; a warp has 16 keys
+//     O^T [512 channels, 64 rows] = V^T P^T    two warpgroups with 256 channels each; a warp has 16 of every 64
 //
 // The A fragments of mma.sync and of wgmma are the same, so bytes become fragments as in decode_rows_sm90.cuh: channels in the order
 // 4t, 4t + 1 | 4t + 2, 4t + 3 of 16 (Q lies in the same order), even channels as rows 0-7 and odd ones as rows 8-15 of 16.
 //
-// Two tiles of 32 keys at a time:
-//     partial scores to shared memory | barrier | softmax, four threads a row; P, times the scales | barrier | O += P V
+// Two tiles of 32 keys at a time. While O takes up one pair, the first warpgroup is at the scores and the softmax of the next:
+// it keeps the scores in registers, a thread two keys of 16 rows, and exchanges only the maxima of its warps.
 //
-// q and p are written by st.shared and read by wgmma: fence.proxy.async in each writer, then the named barrier.
+// Barrier     count   arrives                              waits
+//     p_full    4     scoring warps: P and factors written   the other two warpgroups
+//     p_empty   8     their warps after O += P V             scoring warps
+//     named 1   384   queries written; factors of O written  all who compute
+//     named 2   128   maxima and sums of the warps written   scoring warps
+//
+// q and p are written by st.shared and stmatrix and read by wgmma: fence.proxy.async in each writer, then the barrier.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,45 +39,47 @@ struct WgmmaComputer {
     static constexpr auto kSwizzle = tile::Swizzle::k128;
     static constexpr int kRows = S::kRows;
     static constexpr int kMTiles = 4;  // of 64 channels, of a warpgroup
-    static constexpr int kRowThreads = 32 * kWarps / kRows;
-    static constexpr int kThreadKeys = 2 * kKeys / kRowThreads;
     static constexpr int kAcc = kRows / 2;  // registers of a product
+    static constexpr int kThreadRows = kAcc / 2;  // in the scores: 8j + 2 (lane % 4) + e at 2j + e
+    static constexpr int kWeights = kCols / kScaleCols;
     const RowsArgs& args;
     SharedStorage<4>& smem;
-    int warp;  // 0 .. 7
+    int warp;  // 0 .. 11: 0 to 3 score
     int lane;
 
-    uint32_t g0 = 0;  // tiles before this piece
+    uint32_t g0 = 0;      // tiles before this piece
+    uint32_t pairs = 0;   // of tiles, so far
+    uint32_t rounds = 0;  // in which the scoring warps have exchanged something
 
-    __device__ __forceinline__ int wg() const { return warp / 4; }
+    __device__ __forceinline__ int wg() const { return warp / 4 - 1; }  // of the two with values
     __device__ __forceinline__ int thread() const { return 32 * warp + lane; }
-    __device__ __forceinline__ void barrier() const { ptx::named_barrier_sync(kBarrierCompute, 32 * kWarps); }
+    __device__ __forceinline__ void barrier() const { ptx::named_barrier_sync(kBarrierCompute, 32 * S::kComputeWarps); }
 
-    // The threads of a row share out the steps of 16 channels.
+    // By all who compute, 16 channels a thread and step.
     __device__ __forceinline__ void load_q(const RowMap::Span& span, int row_tile) const {
-        const int local = thread() / kRowThreads;
-        const int row = row_tile * kRows + local;
-        const int token = row / args.row_map.heads;
-        const int head = row - token * args.row_map.heads;
-        const bool inside = token < span.num_tokens;
-        const int64_t batch = span.batch;
-        const int64_t at = span.first_token + token;
-        const uint16_t* latent = static_cast<const uint16_t*>(args.q) + batch * args.q_stride_b + at * args.q_stride_s +
-                                 head * args.q_stride_h;
-        const uint16_t* rope = static_cast<const uint16_t*>(args.q_rope) + batch * args.q_rope_stride_b +
-                               at * args.q_rope_stride_s + head * args.q_rope_stride_h;
         const uint32_t base = ptx::smem_addr(smem.q[0]);
         constexpr int kSteps = kLatentSteps + kRopeSteps;
-#pragma unroll
-        for (int i = 0; i < (kSteps + kRowThreads - 1) / kRowThreads; ++i) {
-            const int step = i * kRowThreads + thread() % kRowThreads;
-            if (step >= kSteps) {
-                break;
-            }
+        constexpr int kItems = kRows * kSteps / (32 * S::kComputeWarps);
+        static_assert(kItems * 32 * S::kComputeWarps == kRows * kSteps);
+#pragma unroll 2
+        for (int i = 0; i < kItems; ++i) {
+            const int item = i * 32 * S::kComputeWarps + thread();
+            const int local = item / kSteps;
+            const int step = item - local * kSteps;
+            const int row = row_tile * kRows + local;
+            const int token = row / args.row_map.heads;
+            const int head = row - token * args.row_map.heads;
+            const int64_t batch = span.batch;
+            const int64_t at = span.first_token + token;
             uint4 x = make_uint4(0, 0, 0, 0);
             uint4 y = make_uint4(0, 0, 0, 0);
-            if (inside) {
-                const uint16_t* src = step < kLatentSteps ? latent + 16 * step : rope + 16 * (step - kLatentSteps);
+            if (token < span.num_tokens) {
+                const uint16_t* src =
+                    step < kLatentSteps
+                        ? static_cast<const uint16_t*>(args.q) + batch * args.q_stride_b + at * args.q_stride_s +
+                              head * args.q_stride_h + 16 * step
+                        : static_cast<const uint16_t*>(args.q_rope) + batch * args.q_rope_stride_b +
+                              at * args.q_rope_stride_s + head * args.q_rope_stride_h + 16 * (step - kLatentSteps);
                 x = __ldg(reinterpret_cast<const uint4*>(src));
                 y = __ldg(reinterpret_cast<const uint4*>(src) + 1);
             }
@@ -96,62 +104,76 @@ struct WgmmaComputer {
     }
 
     __device__ __forceinline__ uint64_t q_desc(int step) const {
-        return tile::advance_desc(tile::make_desc_k<kSwizzle>(ptx::smem_addr(smem.q[0])), tile::step_k<kSwizzle>(step, kRows));
+        uint32_t base = ptx::smem_addr(smem.q[0]);
+        asm volatile("" : "+r"(base));  // made anew for each product: kept, 36 of them would take the registers
+        return tile::make_desc_k<kSwizzle>(base + tile::step_k<kSwizzle>(step, kRows));
     }
 
-    // This warpgroup's channels of S^T; `tile` has this warp's keys, from `key` on.
-    __device__ __forceinline__ void scores(float (&s)[kAcc], uint32_t tile, int key) const {
-        const uint32_t row = tile + (key + lane % 16) * kRowBytes + lane / 16 * 16;
-        // Scales of rows lane / 4 and lane / 4 + 8 of the fragment. The first group's products are brought to the second
-        // group's scale; a scale of 0 may not divide.
-        float scale[2][2];
+    // Of keys lane / 4 and lane / 4 + 8 of the warp's 16, from `key` on in `tile`.
+    __device__ __forceinline__ void load_scales(float (&scale)[2][kWeights], uint32_t tile, int key) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float2 x = ptx::ld_shared_f2(tile + (key + lane / 4 + 8 * r) * kRowBytes + kScaleAt + 8 * wg());
-            scale[r][1] = fabsf(x.y) < 1e-20f ? 1e-20f : x.y;
-            scale[r][0] = x.x / scale[r][1];
-        }
-        // Batches of four steps, the fragments of one made while the products of the one before run.
-        uint32_t a[2][4][4];
-        make_keys(a[0], row, 16 * wg());
-        issue(s, a[0], 16 * wg(), 0);
-        make_keys(a[1], row, 16 * wg() + 4);
-        issue(s, a[1], 16 * wg() + 4, 1);
-        wait<1>(a[0]);
-        make_keys(a[0], row, 16 * wg() + 8);
-        wait<0>(a[1]);
-        rescale(s, scale[0][0], scale[1][0]);
-        issue(s, a[0], 16 * wg() + 8, 1);
-        make_keys(a[1], row, 16 * wg() + 12);
-        issue(s, a[1], 16 * wg() + 12, 1);
-        wait<1>(a[0]);
-        uint32_t rope[2][4];
+            uint32_t bits[4];
+            ptx::ld_shared_v4(bits, tile + (key + lane / 4 + 8 * r) * kRowBytes + kScaleAt);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            ptx::ldmatrix_x4(rope[i], row + kRopeAt + 32 * (2 * wg() + i));
+            for (int k = 0; k < kWeights; ++k) {
+                scale[r][k] = __uint_as_float(bits[k]);
+            }
+        }
+    }
+
+    // S^T; `tile` has this warp's keys, from `key` on.
+    __device__ __forceinline__ void scores(float (&s)[kAcc], uint32_t tile, int key) const {
+        const uint32_t row = tile + (key + lane % 16) * kRowBytes + lane / 16 * 16;
+        float scale[2][kWeights];
+        load_scales(scale, tile, key);
+        // Batches of four steps, the fragments of one made while the products of the one before run. Every 128 channels the
+        // sums are brought from their scale to the next; a scale of 0 may not divide.
+        uint32_t a[2][4][4];
+        constexpr int kBatches = kLatentSteps / 4;
+#pragma unroll
+        for (int i = 0; i < kBatches; ++i) {
+            make_keys(a[i % 2], row, 4 * i);
+            if (i > 0 && i % 2 == 0) {
+                wait<0>(a[1]);
+                rescale(s, ratio(scale[0], i / 2), ratio(scale[1], i / 2));
+            }
+            issue(s, a[i % 2], 4 * i, i > 0);
+            if (i % 2 == 1) {
+                wait<1>(a[0]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            ptx::ldmatrix_x4(a[0][i], row + kRopeAt + 32 * i);
             if constexpr (std::is_same_v<T, __half>) {  // bf16 in the cache
 #pragma unroll
-                for (uint32_t& pair : rope[i]) {
+                for (uint32_t& pair : a[0][i]) {
                     pair = bf16_to_fp16(pair);
                 }
             }
         }
         wait<0>(a[1]);
-        rescale(s, scale[0][1], scale[1][1]);
+        rescale(s, divisor(scale[0][kWeights - 1]), divisor(scale[1][kWeights - 1]));
         ptx::fence_registers(s);
-        ptx::fence_registers(rope[0]);
-        ptx::fence_registers(rope[1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            ptx::fence_registers(a[0][i]);
+        }
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            ptx::wgmma_rs<T, kRows, 0>(s, rope[i][0], rope[i][1], rope[i][2], rope[i][3],
-                                       q_desc(kLatentSteps + 2 * wg() + i), 1);
+        for (int i = 0; i < 4; ++i) {
+            ptx::wgmma_rs<T, kRows, 0>(s, a[0][i][0], a[0][i][1], a[0][i][2], a[0][i][3], q_desc(kLatentSteps + i), 1);
         }
         ptx::wgmma_commit();
-        ptx::wgmma_wait<0>();
+        wait<0>(a[0]);
         ptx::fence_registers(s);
-        ptx::fence_registers(rope[0]);
-        ptx::fence_registers(rope[1]);
+    }
+
+    static __device__ __forceinline__ float divisor(float scale) { return fabsf(scale) < 1e-20f ? 1e-20f : scale; }
+
+    static __device__ __forceinline__ float ratio(const float (&scale)[kWeights], int to) {
+        return __fdividef(divisor(scale[to - 1]), divisor(scale[to]));
     }
 
     // A fragments of four steps from `first` on.
@@ -199,135 +221,131 @@ struct WgmmaComputer {
         }
     }
 
-    __device__ __forceinline__ void hand_over(const float (&s)[kAcc]) const {
-        const int key = 16 * (warp % 4) + lane / 4;
+    // Folds the x[i] of the lanes with equal lane % 4; afterwards x[0] and x[1] are those of i = lane / 4 * 2 and the next.
+    template <int kStep = kThreadRows / 2, typename Op>
+    __device__ __forceinline__ void over_keys(float (&x)[kThreadRows], Op op) const {
+        constexpr int kBit = 2 * kStep;  // 16, 8, 4
+        const bool upper = (lane & kBit) != 0;
 #pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                smem.scores[wg()][8 * j + 2 * (lane % 4) + i % 2][key + 8 * (i / 2)] = s[4 * j + i];
-            }
+        for (int i = 0; i < kStep; ++i) {
+            const float sent = upper ? x[i] : x[i + kStep];
+            const float kept = upper ? x[i + kStep] : x[i];
+            x[i] = op(kept, __shfl_xor_sync(0xffffffffu, sent, kBit));
+        }
+        if constexpr (kStep > 2) {
+            over_keys<kStep / 2>(x, op);
         }
     }
 
-    template <typename Op>
-    static __device__ __forceinline__ float over_row(float x, Op op) {
-#pragma unroll
-        for (int offset = 1; offset < kRowThreads; offset *= 2) {
-            x = op(x, __shfl_xor_sync(0xffffffffu, x, offset));
-        }
-        return x;
+    // Hands x[0], x[1] to the other scoring warps; returns the buffer with theirs.
+    __device__ __forceinline__ const float (&exchange(const float (&x)[kThreadRows]))[4][4][kThreadRows] {
+        float(&buffer)[4][4][kThreadRows] = smem.exchange[rounds++ % 2];
+        *reinterpret_cast<float2*>(&buffer[warp][lane % 4][lane / 4 * 2]) = make_float2(x[0], x[1]);
+        ptx::named_barrier_sync(kBarrierGroup, 128);
+        return buffer;
     }
 
-    // Row thread() / kRowThreads; the threads of a row take four keys each by turns, whose scales fall on different banks. key0 is
-    // the first key of the two tiles.
-    __device__ __forceinline__ void softmax(float& top, float& sum, const uint32_t (&stage)[2], int key0, int limit,
-                                            int full_keys) const {
-        constexpr int kQuads = kThreadKeys / 4;
-        const int row = thread() / kRowThreads;
-        const int first = 4 * (thread() % kRowThreads);
-        const auto key_of = [&](int i) { return first + i / 4 * 4 * kRowThreads + i % 4; };
-        float x[kThreadKeys];
-        bool masked = key0 + 2 * kKeys > full_keys;
+    // Scores of this thread's keys, key and key + 8 of the pair of tiles, become P, times the scales of the columns.
+    __device__ __forceinline__ void softmax(float (&s)[kAcc], float (&top)[kThreadRows], float (&sum)[kThreadRows],
+                                            uint32_t tile, int key) {
+        float x[kThreadRows];
 #pragma unroll
-        for (int i = 0; i < kThreadKeys; i += 4) {
-            const float4 a = *reinterpret_cast<const float4*>(&smem.scores[0][row][key_of(i)]);
-            const float4 b = *reinterpret_cast<const float4*>(&smem.scores[1][row][key_of(i)]);
-            x[i] = (a.x + b.x) * args.scale_log2;
-            x[i + 1] = (a.y + b.y) * args.scale_log2;
-            x[i + 2] = (a.z + b.z) * args.scale_log2;
-            x[i + 3] = (a.w + b.w) * args.scale_log2;
+        for (int i = 0; i < kThreadRows; ++i) {
+            x[i] = fmaxf(s[at(i, 0)], s[at(i, 1)]);
         }
-        const uint32_t present[2] = {smem.present[stage[0]], smem.present[stage[1]]};
-        masked = masked || (present[0] & present[1]) != 0xffffffffu;
-        if (masked) {
+        over_keys(x, [](float a, float b) { return fmaxf(a, b); });
+        const auto& maxima = exchange(x);
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.p_empty), (pairs & 1) ^ 1);
 #pragma unroll
-            for (int i = 0; i < kThreadKeys; ++i) {
-                const int key = key_of(i);
-                if (!((key < kKeys ? present[0] : present[1]) >> key % kKeys & 1) || key0 + key >= limit) {
-                    x[i] = -INFINITY;
-                }
-            }
-        }
-        float most = x[0];
+        for (int i = 0; i < kThreadRows; i += 4) {
+            float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
-        for (int i = 1; i < kThreadKeys; ++i) {
-            most = fmaxf(most, x[i]);
-        }
-        const float grown = fmaxf(top, over_row(most, [](float a, float b) { return fmaxf(a, b); }));
-        const float base = grown == -INFINITY ? 0.0f : grown;
-        const float alpha = grown == top ? 1.0f : ptx::exp2_approx(top - base);
-        top = grown;
-        sum *= alpha;
-#pragma unroll
-        for (int i = 0; i < kThreadKeys; ++i) {
-            x[i] = ptx::exp2_approx(x[i] - base);
-            sum += x[i];
-        }
-        if (first == 0) {
-            smem.factor[row] = alpha;
-        }
-#pragma unroll
-        for (int quad = 0; quad < kQuads; ++quad) {
-            const int key = key_of(4 * quad);
-            const uint32_t scales =
-                ptx::smem_addr(smem.k[key < kKeys ? stage[0] : stage[1]]) + key % kKeys * kRowBytes + kScaleAt;
-            float by[4][4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                uint32_t bits[4];
-                ptx::ld_shared_v4(bits, scales + i * kRowBytes);
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    by[i][k] = __uint_as_float(bits[k]);
-                }
+            for (int from = 0; from < 4; ++from) {
+                const float4 a = *reinterpret_cast<const float4*>(&maxima[from][lane % 4][i]);
+                most[0] = fmaxf(most[0], a.x);
+                most[1] = fmaxf(most[1], a.y);
+                most[2] = fmaxf(most[2], a.z);
+                most[3] = fmaxf(most[3], a.w);
             }
 #pragma unroll
-            for (int k = 0; k < kCols / kScaleCols; ++k) {
-                const uint32_t to =
-                    tile::tile_addr<kSwizzle>(ptx::smem_addr(smem.p[k]), kRows, row, 2 * key / 16 * 16) + 2 * key % 16;
-                ptx::st_shared_v2(to, ptx::pack2<__half>(x[4 * quad] * by[0][k], x[4 * quad + 1] * by[1][k]),
-                                  ptx::pack2<__half>(x[4 * quad + 2] * by[2][k], x[4 * quad + 3] * by[3][k]));
+            for (int k = 0; k < 4; ++k) {
+                float& now = top[i + k];
+                const float to = most[k] - now > kRescaleThreshold ? most[k] : now;
+                const float alpha = to == now ? 1.0f : ptx::exp2_approx(now - to);
+                now = to;
+                if (warp == 0 && lane < 4) {
+                    smem.factor[4 * (i + k - k % 2) + 2 * lane + k % 2] = alpha;
+                }
+                const float base = to == -INFINITY ? 0.0f : to;
+                float both = 0.0f;
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float& x = s[at(i + k, r)];
+                    x = ptx::exp2_approx(x - base);
+                    both += x;
+                }
+                sum[i + k] = fmaf(sum[i + k], alpha, both);
+            }
+        }
+        float scale[2][kWeights];
+        load_scales(scale, tile, key);
+        // A matrix of stmatrix is 8 keys by 8 rows, and goes to P [row][key].
+        const uint32_t to = tile::tile_addr<kSwizzle>(ptx::smem_addr(smem.p[0]), kRows, 8 * (lane / 16) + lane % 8,
+                                                      2 * (16 * warp + lane / 8 % 2 * 8));
+#pragma unroll
+        for (int k = 0; k < kWeights; ++k) {
+#pragma unroll
+            for (int j = 0; j < kRows / 8; j += 2) {
+                uint32_t p[4];
+#pragma unroll
+                for (int m = 0; m < 4; ++m) {
+                    const int r = m % 2;
+                    const int i = 2 * (j + m / 2);
+                    p[m] = ptx::pack2<__half>(s[at(i, r)] * scale[r][k], s[at(i + 1, r)] * scale[r][k]);
+                }
+                ptx::stmatrix_x4_trans(to + k * kRows * 128 + 8 * j * 128, p[0], p[1], p[2], p[3]);
             }
         }
         ptx::fence_proxy_async_smem();
+        __syncwarp();
+        if (lane == 0) {
+            ptx::mbarrier_arrive(ptx::smem_addr(&smem.p_full));
+        }
     }
 
+    // Where in the scores: row i of the thread's, its key r.
+    static __device__ constexpr int at(int i, int r) { return i / 2 * 4 + 2 * r + i % 2; }
+
     __device__ __forceinline__ void values(float (&o)[kMTiles][kAcc], const uint32_t (&stage)[2]) const {
-        uint32_t a[2][4][4];
+        constexpr int kBuffers = 2;
+        uint32_t a[kBuffers][2][4];  // fragments of a tile's two steps of 16 keys, 64 channels
 #pragma unroll
-        for (int m = 0; m < kMTiles; ++m) {
-            uint32_t(&now)[4][4] = a[m % 2];
-            const uint32_t column = lane * kRowBytes + 256 * wg() + 64 * m + 16 * (warp % 4);
+        for (int n = 0; n < 2 * kMTiles; ++n) {
+            const int m = n / 2;
+            uint32_t(&now)[2][4] = a[n % kBuffers];
+            uint32_t raw[4];
+            ptx::ldmatrix_x4_trans(raw, ptx::smem_addr(smem.k[stage[n % 2]]) + lane * kRowBytes + 256 * wg() + 64 * m +
+                                            16 * (warp % 4));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                uint32_t raw[4];
-                ptx::ldmatrix_x4_trans(raw, ptx::smem_addr(smem.k[stage[i]]) + column);
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    e4m3_to_fp16(ptx::permute_bytes(raw[k], 0, 0x3120), now[2 * i + k / 2][k % 2 * 2],
-                                 now[2 * i + k / 2][k % 2 * 2 + 1]);
-                }
+            for (int k = 0; k < 4; ++k) {
+                e4m3_to_fp16(ptx::permute_bytes(raw[k], 0, 0x3120), now[k / 2][k % 2 * 2], now[k / 2][k % 2 * 2 + 1]);
             }
             ptx::fence_registers(o[m]);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                ptx::fence_registers(now[k]);
-            }
+            ptx::fence_registers(now[0]);
+            ptx::fence_registers(now[1]);
             ptx::wgmma_fence();
-            const uint64_t desc = tile::make_desc_k<kSwizzle>(ptx::smem_addr(smem.p[2 * wg() + m / 2]));
+            const uint32_t p = ptx::smem_addr(smem.p[2 * wg() + m / 2]);
+            const uint64_t desc = tile::make_desc_k<kSwizzle>(p + 64 * (n % 2));
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
+            for (int k = 0; k < 2; ++k) {
                 ptx::wgmma_rs<__half, kRows, 0>(o[m], now[k][0], now[k][1], now[k][2], now[k][3],
                                                 tile::advance_desc(desc, 32 * k), 1);
             }
             ptx::wgmma_commit();
-            if (m > 0) {
-                ptx::wgmma_wait<1>();
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    ptx::fence_registers(a[(m + 1) % 2][k]);
-                }
+            if (n >= kBuffers - 1) {
+                ptx::wgmma_wait<kBuffers - 1>();
+                ptx::fence_registers(a[(n + 1) % kBuffers][0]);
+                ptx::fence_registers(a[(n + 1) % kBuffers][1]);
             }
         }
         ptx::wgmma_wait<0>();
@@ -337,11 +355,122 @@ struct WgmmaComputer {
         }
     }
 
-    __device__ __forceinline__ void run_piece(const Piece& piece, int row_tile, int part) {
-        const RowMap::Span span = args.row_map.span(piece.request);
-        const int first = first_tile(piece);
-        const int last = max(first, last_tile(piece));
-        load_q(span, row_tile);
+    struct Keys {
+        RowMap::Span span;
+        int first, last;  // tiles
+    };
+
+    // By all who compute, at the start of a piece.
+    __device__ __forceinline__ Keys begin(const Piece& piece, int row_tile) const {
+        Keys keys;
+        keys.span = args.row_map.span(piece.request);
+        keys.first = first_tile(piece);
+        keys.last = max(keys.first, last_tile(piece));
+        load_q(keys.span, row_tile);
+        if (thread() < kRows) {
+            const int token = (row_tile * kRows + thread()) / args.row_map.heads;
+            smem.limit[thread()] =
+                args.causal ? min(piece.len, piece.len - (keys.span.num_tokens - 1 - token)) : piece.len;
+        }
+        barrier();
+        return keys;
+    }
+
+    __device__ __forceinline__ void wait_for(const uint32_t (&stage)[2], uint32_t g) const {
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.full[stage[0]]), g / S::kStages & 1);
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.full[stage[1]]), (g + 1) / S::kStages & 1);
+    }
+
+    __device__ __forceinline__ void score_piece(const Piece& piece, int row_tile, int part) {
+        const auto [span, first, last] = begin(piece, row_tile);
+        const int full_keys = args.causal ? piece.len - (span.num_tokens - 1) : piece.len;
+        float top[kThreadRows];
+        float sum[kThreadRows];
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i) {
+            top[i] = -INFINITY;
+            sum[i] = 0.0f;
+        }
+#pragma unroll 1
+        for (int t = first; t < last; t += 2, ++pairs) {
+            const uint32_t g = g0 + (t - first);
+            const uint32_t stage[2] = {g % S::kStages, (g + 1) % S::kStages};
+            wait_for(stage, g);
+            float s[kAcc];
+            const uint32_t tile = ptx::smem_addr(smem.k[warp < 2 ? stage[0] : stage[1]]);
+            scores(s, tile, 16 * (warp % 2));
+#pragma unroll
+            for (int i = 0; i < kAcc; ++i) {
+                s[i] *= args.scale_log2;
+            }
+            const uint32_t present = smem.present[warp < 2 ? stage[0] : stage[1]];
+            if (present != 0xffffffffu || t * kKeys + 2 * kKeys > full_keys) {
+#pragma unroll
+                for (int i = 0; i < kThreadRows; ++i) {
+                    const int limit = smem.limit[4 * (i - i % 2) + 2 * (lane % 4) + i % 2] - t * kKeys;
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const int key = 16 * warp + lane / 4 + 8 * r;  // of the pair of tiles
+                        if (!(present >> key % kKeys & 1) || key >= limit) {
+                            s[at(i, r)] = -INFINITY;
+                        }
+                    }
+                }
+            }
+            softmax(s, top, sum, tile, 16 * (warp % 2));
+        }
+        g0 += (last - first + 1) / 2 * 2;
+        finish_scores(top, sum, piece, span, row_tile, part);
+    }
+
+    // The sums of the rows: LSE, and what O is to be multiplied by.
+    __device__ __forceinline__ void finish_scores(const float (&top)[kThreadRows], float (&sum)[kThreadRows], const Piece& piece,
+                                                  const RowMap::Span& span, int row_tile, int part) {
+        if (warp == 0 && lane < 4) {
+#pragma unroll
+            for (int i = 0; i < kThreadRows; ++i) {
+                smem.top[lane][i] = top[i];
+            }
+        }
+        over_keys(sum, [](float a, float b) { return a + b; });
+        const auto& sums = exchange(sum);
+        if (warp < 2) {
+            const int local = thread();
+            const int t = local / 2 % 4;
+            const int i = local / 8 * 2 + local % 2;
+            const float most = smem.top[t][i];
+            const float total = sums[0][t][i] + sums[1][t][i] + sums[2][t][i] + sums[3][t][i];
+            const int row = row_tile * kRows + local;
+            const int token = row / args.row_map.heads;
+            const int head = row - token * args.row_map.heads;
+            const bool inside = token < span.num_tokens;
+            float inv;
+            if (piece.whole()) {
+                const float sink =
+                    args.sink != nullptr && inside ? __ldg(args.sink + head) * 1.44269504088896340736f : -INFINITY;
+                float lse;
+                inv = normaliser(most, total, sink, lse);
+                if (inside && args.lse != nullptr) {
+                    args.lse[span.batch * args.lse_stride_b + head * args.lse_stride_h + span.first_token + token] = lse;
+                }
+            } else {
+                inv = total > 0.0f ? 1.0f / total : 0.0f;
+                if (row < args.rows) {
+                    args.lse_part[part_row(piece, row_tile, part) + local] =
+                        total > 0.0f ? most + ptx::log2_approx(total) : -INFINITY;
+                }
+            }
+            smem.inverse[local] = inv;
+        }
+        barrier();
+    }
+
+    __device__ __forceinline__ int64_t part_row(const Piece& piece, int row_tile, int part) const {
+        return (int64_t{2 * part + (piece.begin == 0 ? 1 : 0)} * args.num_tiles + row_tile) * kRows;
+    }
+
+    __device__ __forceinline__ void value_piece(const Piece& piece, int row_tile, int part) {
+        const auto [span, first, last] = begin(piece, row_tile);
         float o[kMTiles][kAcc];
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
@@ -350,25 +479,12 @@ struct WgmmaComputer {
                 o[m][i] = 0.0f;
             }
         }
-        const int my_token = (row_tile * kRows + thread() / kRowThreads) / args.row_map.heads;
-        const int limit = args.causal ? min(piece.len, piece.len - (span.num_tokens - 1 - my_token)) : piece.len;
-        const int full_keys = args.causal ? piece.len - (span.num_tokens - 1) : piece.len;
-        float top = -INFINITY;
-        float sum = 0.0f;
-        barrier();  // queries are there
 #pragma unroll 1
-        for (int t = first; t < last; t += 2) {
+        for (int t = first; t < last; t += 2, ++pairs) {
             const uint32_t g = g0 + (t - first);
             const uint32_t stage[2] = {g % S::kStages, (g + 1) % S::kStages};
-            const uint32_t phase = g / S::kStages & 1;
-            ptx::mbarrier_wait(ptx::smem_addr(&smem.full[stage[0]]), phase);
-            ptx::mbarrier_wait(ptx::smem_addr(&smem.full[stage[1]]), phase);
-            float s[kAcc];
-            scores(s, ptx::smem_addr(smem.k[warp % 4 < 2 ? stage[0] : stage[1]]), 16 * (warp % 2));
-            hand_over(s);
-            barrier();
-            softmax(top, sum, stage, t * kKeys, limit, full_keys);
-            barrier();
+            wait_for(stage, g);  // they are there; the copies' bytes become visible here
+            ptx::mbarrier_wait(ptx::smem_addr(&smem.p_full), pairs & 1);
             float2 alpha[kRows / 8];
             bool grown = false;
 #pragma unroll
@@ -393,45 +509,17 @@ struct WgmmaComputer {
             if (lane == 0) {
                 ptx::mbarrier_arrive(ptx::smem_addr(&smem.empty[stage[0]]));
                 ptx::mbarrier_arrive(ptx::smem_addr(&smem.empty[stage[1]]));
+                ptx::mbarrier_arrive(ptx::smem_addr(&smem.p_empty));
             }
         }
         g0 += (last - first + 1) / 2 * 2;
-        finish(o, top, over_row(sum, [](float a, float b) { return a + b; }), piece, span, row_tile, part);
+        barrier();  // the factors of O are there
+        write(o, piece, span, row_tile, part);
     }
 
-    __device__ __forceinline__ void finish(const float (&o)[kMTiles][kAcc], float top, float sum, const Piece& piece,
-                                           const RowMap::Span& span, int row_tile, int part) const {
+    __device__ __forceinline__ void write(const float (&o)[kMTiles][kAcc], const Piece& piece, const RowMap::Span& span,
+                                          int row_tile, int part) const {
         const bool whole = piece.whole();
-        const int slot = 2 * part + (piece.begin == 0 ? 1 : 0);
-        const int64_t part_row = (int64_t{slot} * args.num_tiles + row_tile) * kRows;
-        barrier();  // factors have been read
-        {
-            const int local = thread() / kRowThreads;
-            const int row = row_tile * kRows + local;
-            const int token = row / args.row_map.heads;
-            const int head = row - token * args.row_map.heads;
-            const bool inside = token < span.num_tokens;
-            const bool writes = thread() % kRowThreads == 0;
-            float inv;
-            if (whole) {
-                const float sink =
-                    args.sink != nullptr && inside ? __ldg(args.sink + head) * 1.44269504088896340736f : -INFINITY;
-                float lse;
-                inv = normaliser(top, sum, sink, lse);
-                if (writes && inside && args.lse != nullptr) {
-                    args.lse[span.batch * args.lse_stride_b + head * args.lse_stride_h + span.first_token + token] = lse;
-                }
-            } else {
-                inv = sum > 0.0f ? 1.0f / sum : 0.0f;
-                if (writes && row < args.rows) {
-                    args.lse_part[part_row + local] = sum > 0.0f ? top + ptx::log2_approx(sum) : -INFINITY;
-                }
-            }
-            if (writes) {
-                smem.factor[local] = inv;
-            }
-        }
-        barrier();
         const int column = 256 * wg() + 16 * (warp % 4) + 2 * (lane / 4);
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
@@ -444,10 +532,10 @@ struct WgmmaComputer {
                 if (whole ? token >= span.num_tokens : row >= args.rows) {
                     continue;
                 }
-                const float inv = smem.factor[local];
+                const float inv = smem.inverse[local];
                 T* const out = whole ? static_cast<T*>(args.out) + span.batch * args.out_stride_b +
                                            (span.first_token + token) * args.out_stride_s + head * args.out_stride_h
-                                     : static_cast<T*>(args.o_part) + (part_row + local) * kCols;
+                                     : static_cast<T*>(args.o_part) + (part_row(piece, row_tile, part) + local) * kCols;
 #pragma unroll
                 for (int m = 0; m < kMTiles; ++m) {
                     *reinterpret_cast<uint32_t*>(out + column + 64 * m) =
@@ -455,7 +543,6 @@ struct WgmmaComputer {
                 }
             }
         }
-        barrier();  // factors and queries are free again
     }
 };
 

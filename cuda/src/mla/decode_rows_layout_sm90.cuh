@@ -27,6 +27,7 @@ struct RowsArgs {
     const float* sink;  // [heads]
     int32_t rows;       // of the longest request
     int32_t num_tiles;  // of rows
+    int32_t d_c;
 
     const char* kv;
     int64_t kv_stride_b, kv_stride_s;  // bytes
@@ -40,7 +41,8 @@ struct RowsArgs {
     int32_t num_pages;
     int32_t whole_tiles;  // 32 keys of a tile lie in a row in one page
 
-    Cut* cuts;        // [num_parts]
+    uint64_t* meetings;    // [num_parts, num_tiles], decode_merge_sm90.cuh
+    uint64_t meeting_tag;  // within kMeetingTag
     void* o_part;     // [2 num_parts, num_tiles * rows of a tile, 512] in T
     float* lse_part;  // the same rows, log2
 };
@@ -57,11 +59,11 @@ inline constexpr int kLatentSteps = 32;  // of 16 channels
 inline constexpr int kRopeSteps = 4;
 inline constexpr int kCols = 512;
 inline constexpr int kScaleCols = 128;  // that share a scale
-inline constexpr int kWarps = 8;  // that compute
-inline constexpr int kThreads = 128 + 32 * kWarps;
+inline constexpr int kWarps = 8;  // that compute, up to 32 rows
 inline constexpr uint32_t kLoaderRegs = 24;
 inline constexpr uint32_t kComputeRegs = 240;
-inline constexpr int kScorePitch = 2 * kKeys + 4;  // floats: a fragment's writes fall on different banks
+inline constexpr uint32_t kScoreRegs = 136;  // of the three warpgroups that share 64 rows
+inline constexpr uint32_t kValueRegs = 176;
 inline constexpr int kSliceCols = 128;             // of O, merged between groups at a time
 inline constexpr int kWeightPitch = 2 * kKeys + 16;  // of P in bytes: eight rows fall on different banks
 
@@ -74,10 +76,11 @@ struct Shape {
     static constexpr int kGroups = kWarps / kGroupWarps;
     static constexpr int kWarpCols = kCols / kGroupWarps;
     static constexpr int kScales = kWarpCols / kScaleCols;  // scales of a key that a warp needs
-    static constexpr int kStages = kTall == 1 ? 8 : kTall == 2 ? 6 : 4;
-    static constexpr int kLoaders = kTall == 2 ? 3 : 4;  // warps; a stage always belongs to the same
+    static constexpr int kComputeWarps = kTall == 4 ? 12 : kWarps;
+    static constexpr int kThreads = 128 + 32 * kComputeWarps;
+    static constexpr int kStages = kTall == 1 ? 8 : kTall == 2 ? 6 : 5;
+    static constexpr int kLoaders = kTall == 2 ? 3 : 4;  // warps
     static constexpr int kTileStep = kTall == 4 ? 2 : 1;  // tiles at a time
-    static_assert(kStages % kLoaders == 0);
 };
 
 template <int kTall>
@@ -103,6 +106,7 @@ struct SharedStorage {
     uint64_t full[S::kStages];
     uint64_t empty[S::kStages];
     Share share;
+    Turn turns[2];  // in merging the first and the last request of the share
 };
 // 64 rows: wgmma.
 template <>
@@ -111,18 +115,28 @@ struct SharedStorage<4> {
     alignas(1024) uint8_t q[9][S::kRows * 128];                 // chunks of 64 channels, 128-byte swizzle
     alignas(1024) uint8_t p[kCols / kScaleCols][S::kRows * 128];  // [row][key], times the scales of 128 columns each
     alignas(128) uint8_t k[S::kStages][kTileBytes];
-    float scores[2][S::kRows][kScorePitch];  // partial, [row][key], of the two warpgroups
-    float factor[S::kRows];                  // of O
+    // Maxima or sums of the scoring warps: [round][warp][lane % 4][8-row group, row % 2].
+    alignas(16) float exchange[2][4][4][S::kRows / 4];
+    alignas(16) float top[4][S::kRows / 4];
+    alignas(16) float factor[S::kRows];   // of O, of a pair of tiles
+    int32_t limit[S::kRows];  // keys before it are seen
+    float inverse[S::kRows];  // of the sums, at the end of a piece
     uint32_t present[S::kStages];
     uint64_t full[S::kStages];
     uint64_t empty[S::kStages];
+    uint64_t p_full;
+    uint64_t p_empty;
     Share share;
+    Turn turns[2];
 };
 static_assert(sizeof(SharedStorage<4>) <= 232448, "shared memory of a Hopper block");
 
 static_assert(sizeof(SharedStorage<1>) <= 232448 && sizeof(SharedStorage<2>) <= 232448, "shared memory of a Hopper block");
 
-enum NamedBarrier : uint32_t { kBarrierCompute = 1, kBarrierGroup = 2 };  // and 3 to 5: one for each group
+// With 64 rows a row's maximum is raised only when it grew by this many powers of two: P stays below 2^4, times a scale in fp16.
+inline constexpr float kRescaleThreshold = 4.0f;
+
+enum NamedBarrier : uint32_t { kBarrierCompute = 1, kBarrierGroup = 2, kBarrierMerge = 6 };  // 2 to 5: one for each group
 
 }  // namespace rows
 }  // namespace flare::mla

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "absorbed_sm80.h"
-#include "decode_combine.cuh"
 #include "decode_rows_sm90.cuh"
 #include "flare.h"
 
@@ -43,7 +42,7 @@ Plan make_plan(const MlaDecodeParams& p) {
     const size_t latent = align_up(2 * static_cast<size_t>(tokens) * p.heads * p.d_c);
     // For as many tiles as run at a time, rounded up, so that fewer rows never need more.
     const size_t part_rows = size_t{2} * std::max(p.sm_count, plan.num_tiles) * tile_rows;
-    plan.q_latent_offset = align_up(kMaxParts * sizeof(Cut));
+    plan.q_latent_offset = align_up(std::max(p.sm_count, plan.num_tiles) * sizeof(uint64_t));  // the meetings lie before
     plan.out_latent_offset = plan.q_latent_offset + (p.w_uk != nullptr ? latent : 0);
     plan.o_part_offset = plan.out_latent_offset + (p.w_uv != nullptr ? latent : 0);
     plan.lse_part_offset = plan.o_part_offset + part_rows * rows::kCols * 2;
@@ -78,6 +77,7 @@ int32_t launch(const MlaDecodeParams& p, const AbsorbedArgs& a, const Plan& plan
     args.sink = p.sink;
     args.rows = plan.rows;
     args.num_tiles = plan.num_tiles;
+    args.d_c = p.d_c;
     const bool paged = p.block_table != nullptr || sparse;
     args.kv = a.latent;
     args.kv_stride_b = a.latent_stride_b;
@@ -92,7 +92,8 @@ int32_t launch(const MlaDecodeParams& p, const AbsorbedArgs& a, const Plan& plan
     args.by_page = pipe::FastDivisor::make(static_cast<uint32_t>(std::max(1, args.page_size)));
     args.num_pages = paged ? p.num_pages : p.batch;
     args.whole_tiles = !sparse && args.kv_stride_s == rows::kRowBytes && (!paged || p.page_size % rows::kKeys == 0);
-    args.cuts = reinterpret_cast<Cut*>(workspace);
+    args.meetings = reinterpret_cast<uint64_t*>(workspace);
+    args.meeting_tag = next_meeting_tag();
     args.o_part = workspace + plan.o_part_offset;
     args.lse_part = reinterpret_cast<float*>(workspace + plan.lse_part_offset);
 
@@ -101,39 +102,8 @@ int32_t launch(const MlaDecodeParams& p, const AbsorbedArgs& a, const Plan& plan
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes) != cudaSuccess) {
         return FLARE_ERROR_LAUNCH;
     }
-    kernel<<<plan.num_parts * plan.num_tiles, rows::kThreads, kSmemBytes, stream>>>(args);
-    if (cudaPeekAtLastError() != cudaSuccess) {
-        return FLARE_ERROR_LAUNCH;
-    }
-    if (args.schedule.never_split) {
-        return FLARE_OK;
-    }
-    const CombineArgs combine{args.out,
-                              p.lse,
-                              args.out_stride_b,
-                              args.out_stride_s,
-                              args.out_stride_h,
-                              p.lse_stride_b,
-                              p.lse_stride_h,
-                              args.row_map,
-                              p.sink,
-                              plan.rows,
-                              plan.num_tiles * 16 * kTall,
-                              p.d_c,
-                              plan.num_parts,
-                              args.cuts,
-                              args.o_part,
-                              args.lse_part};
-    cudaLaunchAttribute attribute[1];
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(p.sm_count);
-    config.blockDim = dim3(kCombineThreads);
-    config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, mla_decode_combine_kernel<T>, combine) == cudaSuccess ? FLARE_OK : FLARE_ERROR_LAUNCH;
+    kernel<<<plan.num_parts * plan.num_tiles, rows::Shape<kTall>::kThreads, kSmemBytes, stream>>>(args);
+    return cudaPeekAtLastError() == cudaSuccess ? FLARE_OK : FLARE_ERROR_LAUNCH;
 }
 
 template <typename T>

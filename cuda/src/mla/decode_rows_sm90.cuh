@@ -41,6 +41,7 @@
 #include "../ptx/mma_sync.cuh"
 #include "../ptx/sync.cuh"
 #include "../tile/fragment.cuh"
+#include "decode_merge_sm90.cuh"
 #include "decode_rows64_sm90.cuh"
 #include "decode_rows_load_sm90.cuh"
 
@@ -505,7 +506,7 @@ struct Computer {
 }  // namespace rows
 
 template <typename T, int kTall>
-__global__ void __launch_bounds__(rows::kThreads, 1) mla_decode_rows_sm90_kernel(const __grid_constant__ RowsArgs args) {
+__global__ void __launch_bounds__(rows::Shape<kTall>::kThreads, 1) mla_decode_rows_sm90_kernel(const __grid_constant__ RowsArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace rows;
     using S = Shape<kTall>;
@@ -517,40 +518,56 @@ __global__ void __launch_bounds__(rows::kThreads, 1) mla_decode_rows_sm90_kernel
     const int row_tile = static_cast<int>(blockIdx.x) - part * args.num_tiles;
 
     if (warp == 0) {
-        Cut cut;
         Share share;
-        compute_share(args.schedule, part, lane, share, cut);
+        compute_share(args.schedule, part, lane, share);
         if (lane == 0) {
             smem.share = share;
-            if (row_tile == 0) {
-                args.cuts[part] = cut;
-            }
         }
     } else if (warp == 1 && lane == 0) {
         for (int i = 0; i < S::kStages; ++i) {
             ptx::mbarrier_init(ptx::smem_addr(&smem.full[i]), 1);
             ptx::mbarrier_init(ptx::smem_addr(&smem.empty[i]), S::kGroupWarps);
         }
+        if constexpr (kTall == 4) {
+            ptx::mbarrier_init(ptx::smem_addr(&smem.p_full), 4);
+            ptx::mbarrier_init(ptx::smem_addr(&smem.p_empty), 8);
+        }
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
-    ptx::griddepcontrol_launch_dependents();
 
+    using Merger = decode::Merger<T, RowsArgs, SharedStorage<kTall>, S::kRows, S::kThreads - 256, kBarrierMerge>;
+    if (threadIdx.x == 128) {
+        Merger{args, smem, row_tile}.open();
+    }
     if (warp < 4) {
         ptx::setmaxnreg_dec<kLoaderRegs>();
         if (warp < S::kLoaders) {
             const Loader<kTall> loader{args, smem, warp, lane};
             loader.run();
         }
-    } else {
-        ptx::setmaxnreg_inc<kComputeRegs>();
-        using Role = std::conditional_t<kTall == 4, WgmmaComputer<T>, Computer<T, kTall>>;
-        Role computer{args, smem, warp - 4, lane};
+        return;
+    }
+    using Role = std::conditional_t<kTall == 4, WgmmaComputer<T>, Computer<T, kTall>>;
+    Role computer{args, smem, warp - 4, lane};
+    const auto run = [&](auto run_piece) {
         PieceIterator it(smem.share);
         Piece piece;
         while (it.advance(args.schedule, piece)) {
-            computer.run_piece(piece, row_tile, part);
+            run_piece(piece);
         }
+    };
+    if constexpr (kTall != 4) {
+        ptx::setmaxnreg_inc<kComputeRegs>();
+        run([&](const Piece& piece) { computer.run_piece(piece, row_tile, part); });
+        Merger{args, smem, row_tile}.run();
+    } else if (warp < 8) {
+        ptx::setmaxnreg_inc<kScoreRegs>();
+        run([&](const Piece& piece) { computer.score_piece(piece, row_tile, part); });
+    } else {
+        ptx::setmaxnreg_inc<kValueRegs>();
+        run([&](const Piece& piece) { computer.value_piece(piece, row_tile, part); });
+        Merger{args, smem, row_tile}.run();
     }
 #else
     __trap();

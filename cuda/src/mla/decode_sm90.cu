@@ -4,8 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 
 #include "../tile/tensor_map.h"
@@ -123,19 +121,6 @@ bool make_maps(const MlaDecodeParams& p, bool packed, decode::Load load, int kv_
            tile::make_tensor_map(&maps->kv, map_type(p), 3, kv, kv_dims, kv_strides, kv_box, tile::Swizzle::k128, kPromotion) &&
            tile::make_tensor_map(&maps->values, map_type(p), 4, kv, value_dims, value_strides, value_box, tile::Swizzle::k128,
                                  kPromotion);
-}
-
-// Of a launch; 46 bits that hardly recur and that no plain fill of the workspace shows.
-uint64_t next_meeting_tag() {
-    static std::atomic<uint64_t> count{static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
-    uint64_t tag = 0;
-    while (tag == 0 || tag == decode::kMeetingTag) {
-        uint64_t x = count.fetch_add(0x9e3779b97f4a7c15u);
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        tag = (x ^ x >> 31) & decode::kMeetingTag;
-    }
-    return tag;
 }
 
 constexpr int64_t kStrideUnit = 8;  // elements: the kernels count cache rows in 16 bytes

@@ -68,15 +68,15 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
     using namespace decode;
     extern __shared__ uint8_t smem_bytes[];
     SharedStorage& smem = *reinterpret_cast<SharedStorage*>(smem_bytes);
+    using Merger = decode::Merger<T, DecodeArgs, SharedStorage, kTileRows, 128, kBarrierConsumers>;
     const uint32_t warp = ptx::uniform_warp_idx();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int part = static_cast<int>(blockIdx.x) / args.num_tiles;
     const int tile = static_cast<int>(blockIdx.x) - part * args.num_tiles;
 
     if (warp == 0) {
-        Cut cut;
         Share share;
-        compute_share(args.schedule, part, lane, share, cut);
+        compute_share(args.schedule, part, lane, share);
         if (lane == 0) {
             smem.share = share;
         }
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
     }
 
     if (threadIdx.x == 128) {
-        Merger<T>{args, smem, tile}.open();
+        Merger{args, smem, tile}.open();
     }
     if (warp < 4) {
         ptx::setmaxnreg_dec<loader_regs(kLoad)>();
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
         ptx::setmaxnreg_inc<consumer_regs(kLoad)>();
         Consumer<T, kCluster, kLoad> consumer{args, smem, warp / 4 - 1, warp % 4, lane};
         consumer.run(tile);
-        Merger<T>{args, smem, static_cast<int>(ptx::block_idx()) % args.num_tiles}.run();
+        Merger{args, smem, static_cast<int>(ptx::block_idx()) % args.num_tiles}.run();
     }
     if constexpr (kCluster > 1) {  // the peer still multicasts into this block and arrives on its barriers
         __syncthreads();

@@ -11,6 +11,8 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 
@@ -27,13 +29,6 @@ inline constexpr int kSplitCost = 8;
 // An interval is at least so long. One H200, 2 requests of 1,024 keys, 16 heads: 19.3 us with 2, 22.6 us with 4.
 inline constexpr int kMinPart = 2;
 inline constexpr int kMaxParts = 160;
-
-struct Cut {
-    int32_t request;
-    int32_t block;  // 0: the cut falls between sequences
-    int32_t num_blocks;
-    int32_t pad;
-};
 
 // The pieces of a cut request: the end of part first - 1, all of parts first, .., and the beginning of the last one.
 struct Pieces {
@@ -54,6 +49,12 @@ struct Share {
     int32_t end_last;
     Pieces first_pieces;  // if begin_first > 0
     Pieces last_pieces;   // if end_last > 0
+};
+
+// Which share of a merge falls to a block: share `index` of `count`; none of 0.
+struct Turn {
+    int32_t index;
+    int32_t count;
 };
 
 struct ScheduleParams {
@@ -110,6 +111,22 @@ inline RowMap make_row_map(const MlaDecodeParams& p) {
     return {p.cu_seqlens_q, p.index_is_64, sparse ? 1 : p.seqlen_q, p.heads, sparse ? p.seqlen_q : 1};
 }
 
+// Of the words at which the blocks of a cut request meet (decode_merge_sm90.cuh): a launch's own in the upper 46 bits, which hardly
+// recurs and which no plain fill of the workspace shows.
+inline constexpr uint64_t kMeetingTag = ~uint64_t{0} << 18;
+
+inline uint64_t next_meeting_tag() {
+    static std::atomic<uint64_t> count{static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
+    uint64_t tag = 0;
+    while (tag == 0 || tag == kMeetingTag) {
+        uint64_t x = count.fetch_add(0x9e3779b97f4a7c15u);
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        tag = (x ^ x >> 31) & kMeetingTag;
+    }
+    return tag;
+}
+
 __device__ __forceinline__ int load_index(const void* array, int index_is_64, int64_t i) {
     return index_is_64 ? static_cast<int>(__ldg(static_cast<const long long*>(array) + i))
                        : __ldg(static_cast<const int*>(array) + i);
@@ -141,9 +158,9 @@ __device__ __forceinline__ int blocks_of(int len) {
     return (len + kBlockKeys - 1) / kBlockKeys;
 }
 
-// One warp. The share of `part` and the cut at its start. On the way to the first key of every launch: one scan of the
+// One warp. The share of `part`. On the way to the first key of every launch: one scan of the
 // lengths for both cuts, and divisions by lanes.
-__device__ __forceinline__ void compute_share(const ScheduleParams& p, int part, int lane, Share& share, Cut& cut) {
+__device__ __forceinline__ void compute_share(const ScheduleParams& p, int part, int lane, Share& share) {
     constexpr uint32_t kAll = 0xffffffffu;
     int64_t sum = 0;
     int largest = 0;
@@ -164,14 +181,12 @@ __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part,
     const bool even = (rounds * (largest + kPieceCost) - kSplitCost) * p.num_parts <= sum;
     if (p.never_split || (p.forced_parts == 0 && even)) {
         share = {part, p.num_parts, 0, p.batch, 0, {0, 0}, {0, 0}};
-        cut = {part, 0, 0, 0};
         return;
     }
     const int64_t wanted = p.forced_parts != 0 ? min(int64_t{p.forced_parts}, sum) : sum / kMinPart;
     const int64_t parts = max(int64_t{1}, min(int64_t{p.num_parts}, wanted));
     if (part >= parts) {
         share = {p.batch, 1, 0, p.batch, 0, {0, 0}, {0, 0}};
-        cut = {p.batch, 0, 0, 0};
         return;
     }
     // Cut p lies at x = floor(p sum / parts), in block x - at - kPieceCost of the request that begins at `at`.
@@ -181,11 +196,15 @@ __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part,
     const int64_t mine = divide((part + lane % 2) * sum, parts);
     int64_t x[2];
     int64_t at[2] = {sum, sum};
-    Cut cuts[2];
+    struct Cut {
+        int request;
+        int block;  // 0: the cut falls between sequences
+        int num_blocks;
+    } cuts[2];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
         x[k] = __shfl_sync(kAll, mine, k);
-        cuts[k] = {p.batch, 0, 0, 0};
+        cuts[k] = {p.batch, 0, 0};
     }
     int64_t base = 0;
 #pragma unroll 1
@@ -207,7 +226,7 @@ __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part,
                 const int owner = __ffs(here) - 1;
                 const int offset = static_cast<int>(x[k] - __shfl_sync(kAll, end - cost, owner));
                 at[k] = x[k] - offset;
-                cuts[k] = {start + owner, max(0, offset - kPieceCost), __shfl_sync(kAll, blocks, owner), 0};
+                cuts[k] = {start + owner, max(0, offset - kPieceCost), __shfl_sync(kAll, blocks, owner)};
             }
         }
         base = __shfl_sync(kAll, end, 31);
@@ -221,7 +240,6 @@ __device__ __forceinline__ void compute_share(const ScheduleParams& p, int part,
     for (int k = 0; k < 4; ++k) {
         found[k] = __shfl_sync(kAll, index, k);
     }
-    cut = cuts[0];
     share = {cuts[0].request, 1, cuts[0].block, cuts[1].request, cuts[1].block,
              {found[0], found[2] - found[0] + 1}, {found[1], found[3] - found[1] + 1}};
 }
