@@ -27,6 +27,8 @@ struct DecodeArgs {
     int32_t d_total;        // d_c + d_rope
     int32_t q_rope_column;  // of the rope part in its map
 
+    uint64_t kv_policy;  // of L2
+
     const void* block_table;
     int64_t block_table_stride_b;
     int32_t index_is_64;

@@ -30,6 +30,7 @@ struct RowsArgs {
     int32_t d_c;
 
     const char* kv;
+    uint64_t kv_policy;  // of L2
     int64_t kv_stride_b, kv_stride_s;  // bytes
     const void* block_table;           // null: contiguous, or indices
     int64_t block_table_stride_b;

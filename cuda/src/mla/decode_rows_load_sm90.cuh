@@ -105,10 +105,10 @@ struct Loader {
         __syncwarp();
         if (args.whole_tiles) {
             if (lane == 0 && present != 0) {
-                ptx::bulk_load(tile, src, __popc(present) * kRowBytes, full);
+                ptx::bulk_load(tile, src, __popc(present) * kRowBytes, full, args.kv_policy);
             }
         } else if (src != nullptr) {
-            ptx::bulk_load(dst, src, kRowBytes, full);
+            ptx::bulk_load(dst, src, kRowBytes, full, args.kv_policy);
         }
     }
 

@@ -80,6 +80,7 @@ int32_t launch(const MlaDecodeParams& p, const AbsorbedArgs& a, const Plan& plan
     args.d_c = p.d_c;
     const bool paged = p.block_table != nullptr || sparse;
     args.kv = a.latent;
+    args.kv_policy = plan.num_tiles > 1 ? ptx::kL2EvictNormal : keys_policy(p);  // row tiles read the same keys
     args.kv_stride_b = a.latent_stride_b;
     args.kv_stride_s = a.latent_stride_s;
     args.block_table = p.block_table;

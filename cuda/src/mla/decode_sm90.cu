@@ -142,6 +142,9 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     args.scale_log2 = std::max(std::fabs(p.scale) * kLog2e, kLeastScale);
     args.negate = p.scale < 0.0f;
     args.causal = !sparse && p.causal != 0 && p.seqlen_q > 1;
+    args.kv_policy = kCluster > 1           ? ptx::kL2EvictFirst
+                     : plan.num_tiles > 1 ? ptx::kL2EvictNormal  // row tiles read the same keys
+                                          : keys_policy(p);
     args.rows = plan.rows;
     args.num_tiles = plan.num_tiles;
     args.d_c = p.d_c;

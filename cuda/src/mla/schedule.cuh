@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "normaliser.cuh"
+#include "../ptx/tma.cuh"
 #include "params.h"
 
 namespace flare::mla {
@@ -85,6 +86,14 @@ struct RowMap {
 
     __device__ __forceinline__ Span span(int request) const;
 };
+
+// L2 policy of the cache rows: each is read once by one block. Evicted first they leave alone what lies in L2, which pays until
+// some 300 MB are read; then it costs more than it gives (docs/kernels/mla.md).
+inline uint64_t keys_policy(const MlaDecodeParams& p) {
+    constexpr int64_t kMost = int64_t{240} << 20;
+    const int64_t row_bytes = p.kv_dtype == DType::kRow656 ? 656 : 2 * (int64_t{p.d_c} + p.d_rope);
+    return p.indices == nullptr && int64_t{p.batch} * p.seqlen_k * row_bytes <= kMost ? ptx::kL2EvictFirst : ptx::kL2EvictNormal;
+}
 
 // With token indices a request is a query token, else a sequence.
 inline ScheduleParams make_schedule(const MlaDecodeParams& p, int32_t num_requests, int32_t num_parts) {
