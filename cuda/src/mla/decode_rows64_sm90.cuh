@@ -10,11 +10,12 @@
 // Two tiles of 32 keys at a time. While O takes up one pair, the first warpgroup is at the scores and the softmax of the next:
 // it keeps the scores in registers, a thread two keys of 16 rows, and exchanges only the maxima of its warps.
 //
-// Barrier     count   arrives                              waits
-//     p_full    4     scoring warps: P and factors written   the other two warpgroups
-//     p_empty   8     their warps after O += P V             scoring warps
-//     named 1   384   queries written; factors of O written  all who compute
-//     named 2   128   maxima and sums of the warps written   scoring warps
+// Barrier           count arrives                                  waits
+//     q_full        12    all warps: queries written               scoring warps
+//     p_full        4     scoring warps: P and factors written     the other two warpgroups
+//     p_empty       8     their warps after O += P V               scoring warps
+//     inverse_full  4     scoring warps: 1 / sums written          the other two warpgroups
+//     named 2       128   maxima and sums of the warps written     scoring warps
 //
 // q and p are written by st.shared and stmatrix and read by wgmma: fence.proxy.async in each writer, then the barrier.
 #pragma once
@@ -49,11 +50,19 @@ struct WgmmaComputer {
 
     uint32_t g0 = 0;      // tiles before this piece
     uint32_t pairs = 0;   // of tiles, so far
+    uint32_t pieces = 0;  // so far
     uint32_t rounds = 0;  // in which the scoring warps have exchanged something
 
     __device__ __forceinline__ int wg() const { return warp / 4 - 1; }  // of the two with values
     __device__ __forceinline__ int thread() const { return 32 * warp + lane; }
-    __device__ __forceinline__ void barrier() const { ptx::named_barrier_sync(kBarrierCompute, 32 * S::kComputeWarps); }
+
+    // Of a warp, after its writes.
+    __device__ __forceinline__ void arrive(uint64_t& bar) const {
+        __syncwarp();
+        if (lane == 0) {
+            ptx::mbarrier_arrive(ptx::smem_addr(&bar));
+        }
+    }
 
     // By all who compute, 16 channels a thread and step.
     __device__ __forceinline__ void load_q(const RowMap::Span& span, int row_tile) const {
@@ -249,42 +258,52 @@ struct WgmmaComputer {
     __device__ __forceinline__ void softmax(float (&s)[kAcc], float (&top)[kThreadRows], float (&sum)[kThreadRows],
                                             uint32_t tile, int key) {
         float x[kThreadRows];
+        bool grown = false;
 #pragma unroll
         for (int i = 0; i < kThreadRows; ++i) {
             x[i] = fmaxf(s[at(i, 0)], s[at(i, 1)]);
+            grown = grown || x[i] > top[i] + kRescaleThreshold;
         }
-        over_keys(x, [](float a, float b) { return fmaxf(a, b); });
-        const auto& maxima = exchange(x);
-        ptx::mbarrier_wait(ptx::smem_addr(&smem.p_empty), (pairs & 1) ^ 1);
+        // After the first keys a maximum is hardly ever raised: the warps exchange one bit.
+        const bool raised = ptx::named_barrier_or(kBarrierGroup, 128, grown);
+        if (raised) {
+            over_keys(x, [](float a, float b) { return fmaxf(a, b); });
+            const auto& maxima = exchange(x);
+            ptx::mbarrier_wait(ptx::smem_addr(&smem.p_empty), (pairs & 1) ^ 1);
 #pragma unroll
-        for (int i = 0; i < kThreadRows; i += 4) {
-            float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+            for (int i = 0; i < kThreadRows; i += 4) {
+                float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
-            for (int from = 0; from < 4; ++from) {
-                const float4 a = *reinterpret_cast<const float4*>(&maxima[from][lane % 4][i]);
-                most[0] = fmaxf(most[0], a.x);
-                most[1] = fmaxf(most[1], a.y);
-                most[2] = fmaxf(most[2], a.z);
-                most[3] = fmaxf(most[3], a.w);
+                for (int from = 0; from < 4; ++from) {
+                    const float4 a = *reinterpret_cast<const float4*>(&maxima[from][lane % 4][i]);
+                    most[0] = fmaxf(most[0], a.x);
+                    most[1] = fmaxf(most[1], a.y);
+                    most[2] = fmaxf(most[2], a.z);
+                    most[3] = fmaxf(most[3], a.w);
+                }
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const float to = most[k] > top[i + k] + kRescaleThreshold ? most[k] : top[i + k];
+                    const float alpha = ptx::exp2_approx(top[i + k] - to);
+                    top[i + k] = to;
+                    sum[i + k] *= alpha;
+                    if (warp == 0 && lane < 4) {
+                        smem.factor[4 * (i + k - k % 2) + 2 * lane + k % 2] = alpha;
+                    }
+                }
             }
+        } else {
+            ptx::mbarrier_wait(ptx::smem_addr(&smem.p_empty), (pairs & 1) ^ 1);
+        }
+        if (thread() == 0) {
+            smem.raised = raised;
+        }
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                float& now = top[i + k];
-                const float to = most[k] - now > kRescaleThreshold ? most[k] : now;
-                const float alpha = to == now ? 1.0f : ptx::exp2_approx(now - to);
-                now = to;
-                if (warp == 0 && lane < 4) {
-                    smem.factor[4 * (i + k - k % 2) + 2 * lane + k % 2] = alpha;
-                }
-                const float base = to == -INFINITY ? 0.0f : to;
-                float both = 0.0f;
+        for (int i = 0; i < kThreadRows; ++i) {
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float& x = s[at(i + k, r)];
-                    x = ptx::exp2_approx(x - base);
-                    both += x;
-                }
-                sum[i + k] = fmaf(sum[i + k], alpha, both);
+            for (int r = 0; r < 2; ++r) {
+                s[at(i, r)] = ptx::exp2_approx(s[at(i, r)] - top[i]);
+                sum[i] += s[at(i, r)];
             }
         }
         float scale[2][kWeights];
@@ -372,7 +391,7 @@ struct WgmmaComputer {
             smem.limit[thread()] =
                 args.causal ? min(piece.len, piece.len - (keys.span.num_tokens - 1 - token)) : piece.len;
         }
-        barrier();
+        arrive(smem.q_full);
         return keys;
     }
 
@@ -383,12 +402,13 @@ struct WgmmaComputer {
 
     __device__ __forceinline__ void score_piece(const Piece& piece, int row_tile, int part) {
         const auto [span, first, last] = begin(piece, row_tile);
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.q_full), pieces & 1);
         const int full_keys = args.causal ? piece.len - (span.num_tokens - 1) : piece.len;
         float top[kThreadRows];
         float sum[kThreadRows];
 #pragma unroll
         for (int i = 0; i < kThreadRows; ++i) {
-            top[i] = -INFINITY;
+            top[i] = kLeastMaximum;
             sum[i] = 0.0f;
         }
 #pragma unroll 1
@@ -462,7 +482,8 @@ struct WgmmaComputer {
             }
             smem.inverse[local] = inv;
         }
-        barrier();
+        arrive(smem.inverse_full);
+        ++pieces;
     }
 
     __device__ __forceinline__ int64_t part_row(const Piece& piece, int row_tile, int part) const {
@@ -485,14 +506,12 @@ struct WgmmaComputer {
             const uint32_t stage[2] = {g % S::kStages, (g + 1) % S::kStages};
             wait_for(stage, g);  // they are there; the copies' bytes become visible here
             ptx::mbarrier_wait(ptx::smem_addr(&smem.p_full), pairs & 1);
-            float2 alpha[kRows / 8];
-            bool grown = false;
+            if (smem.raised) {
+                float2 alpha[kRows / 8];
 #pragma unroll
-            for (int j = 0; j < kRows / 8; ++j) {
-                alpha[j] = *reinterpret_cast<const float2*>(&smem.factor[8 * j + 2 * (lane % 4)]);
-                grown = grown || alpha[j].x != 1.0f || alpha[j].y != 1.0f;
-            }
-            if (__any_sync(0xffffffffu, grown)) {
+                for (int j = 0; j < kRows / 8; ++j) {
+                    alpha[j] = *reinterpret_cast<const float2*>(&smem.factor[8 * j + 2 * (lane % 4)]);
+                }
 #pragma unroll
                 for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -513,7 +532,8 @@ struct WgmmaComputer {
             }
         }
         g0 += (last - first + 1) / 2 * 2;
-        barrier();  // the factors of O are there
+        ptx::mbarrier_wait(ptx::smem_addr(&smem.inverse_full), pieces & 1);
+        ++pieces;
         write(o, piece, span, row_tile, part);
     }
 

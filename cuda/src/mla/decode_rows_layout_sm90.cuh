@@ -122,11 +122,14 @@ struct SharedStorage<4> {
     alignas(16) float factor[S::kRows];   // of O, of a pair of tiles
     int32_t limit[S::kRows];  // keys before it are seen
     float inverse[S::kRows];  // of the sums, at the end of a piece
+    uint32_t raised;  // a maximum, by the last pair of tiles
     uint32_t present[S::kStages];
     uint64_t full[S::kStages];
     uint64_t empty[S::kStages];
+    uint64_t q_full;
     uint64_t p_full;
     uint64_t p_empty;
+    uint64_t inverse_full;
     Share share;
     Turn turns[2];
 };
@@ -136,6 +139,7 @@ static_assert(sizeof(SharedStorage<1>) <= 232448 && sizeof(SharedStorage<2>) <= 
 
 // With 64 rows a row's maximum is raised only when it grew by this many powers of two: P stays below 2^4, times a scale in fp16.
 inline constexpr float kRescaleThreshold = 4.0f;
+inline constexpr float kLeastMaximum = -1e38f;  // of a row that has seen no key; finite, so that it can be subtracted
 
 enum NamedBarrier : uint32_t { kBarrierCompute = 1, kBarrierGroup = 2, kBarrierMerge = 6 };  // 2 to 5: one for each group
 

@@ -529,6 +529,8 @@ __global__ void __launch_bounds__(rows::Shape<kTall>::kThreads, 1) mla_decode_ro
             ptx::mbarrier_init(ptx::smem_addr(&smem.empty[i]), S::kGroupWarps);
         }
         if constexpr (kTall == 4) {
+            ptx::mbarrier_init(ptx::smem_addr(&smem.q_full), S::kComputeWarps);
+            ptx::mbarrier_init(ptx::smem_addr(&smem.inverse_full), 4);
             ptx::mbarrier_init(ptx::smem_addr(&smem.p_full), 4);
             ptx::mbarrier_init(ptx::smem_addr(&smem.p_empty), 8);
         }
