@@ -177,7 +177,11 @@ __device__ __forceinline__ void put_gate(const KdaParams& p, const Team<M>& team
         st_shared_f4(team.scratch() + kScratchBias + 16 * team.lane, factor * bias.x, factor * bias.y, factor * bias.z,
                      factor * bias.w);
         if (team.lane == 0) {
-            st_shared_f4(team.scratch() + kScratchGate, factor, outer, kLeastLog2 / outer, 0.0f);
+            st_shared_f(team.scratch() + kScratchGate, factor);
+            st_shared_f(team.scratch() + kScratchGate + 4, outer);
+            if constexpr (kAnchors == Anchors::kPerHalf) {
+                st_shared_f(team.scratch() + kScratchGate + 8, kLeastLog2 * ptx::rcp_approx(outer));
+            }
         }
     }
 }
