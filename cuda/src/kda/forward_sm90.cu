@@ -48,10 +48,19 @@ struct ChunkTimes {
     int64_t prepare, hosted, fused;
 };
 ChunkTimes chunk_times(const KdaParams& p) {
-    return choose_anchors(p) == fused::Anchors::kOne ? ChunkTimes{1600, 4900, 2570} : ChunkTimes{1850, 5600, 3000};
+    return choose_anchors(p) == fused::Anchors::kOne ? ChunkTimes{1450, 5400, 2570} : ChunkTimes{1850, 5600, 3000};
 }
 constexpr int64_t recurrence_step(int groups, bool hosted) {
     return groups == 1 ? 680 : hosted ? 1900 : 1170;
+}
+
+// As many prepare blocks as the recurrences follow: what is made far ahead leaves L2 before they come to it. For recurrences on
+// 64 columns, with one anchor a chunk, a line through the best of 16, 24 and 32 units (docs/kernels/kda.md).
+int enough_prepare(const KdaParams& p, int units, int groups, bool hosted) {
+    const int enough = groups == 1 && choose_anchors(p) == fused::Anchors::kOne
+                           ? 14 + units * 3 / 2
+                           : static_cast<int>(units * chunk_times(p).prepare / recurrence_step(groups, hosted)) + 1;
+    return std::max(20, enough);
 }
 
 Layout choose_layout(const KdaParams& p) {
@@ -186,9 +195,7 @@ int32_t launch_split(const KdaParams& p, int groups, uint8_t* workspace, cudaStr
     }
     const int units = static_cast<int>(p.num_sequences * p.heads_v);
     const int recurrences = units * (64 * groups < p.head_dim_v ? 2 : 1);
-    // As many as the recurrences follow: what is made far ahead leaves L2 before they come to it.
-    const int enough = std::max(20, static_cast<int>(units * chunk_times(p).prepare / recurrence_step(groups, kHosted > 0)) + 1);
-    const int prepare = std::max(8, std::min(sms - recurrences, enough));
+    const int prepare = std::max(8, std::min(sms - recurrences, enough_prepare(p, units, groups, kHosted > 0)));
     kernel<<<static_cast<unsigned>(prepare + recurrences), fused::kThreads, kShared, stream>>>(
         args, workspace, flags, flags + num_blocks(p), static_cast<uint32_t>(prepare), groups);
     return cudaPeekAtLastError();

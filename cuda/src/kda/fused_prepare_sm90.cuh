@@ -294,11 +294,12 @@ __device__ __forceinline__ void sum_gates(float (&sum)[8][4], uint32_t gates, ui
     }
 }
 
-// Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs. Returns whether keys
-// repeat: then there are second terms of k exp2(a - G) too, zeros in the rows whose key is new.
-template <typename T, Anchors kAnchors, class M>
+// Gates to sums, and with them the operand tiles. `block` is the operand block, `stage` the inputs; wait_for_block() comes
+// before the block is written. Returns whether keys repeat: then there are second terms of k exp2(a - G) too, zeros in the
+// rows whose key is new.
+template <typename T, Anchors kAnchors, class M, class Wait>
 __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>& team, uint32_t stage, uint32_t block,
-                                              int length) {
+                                              int length, const Wait& wait_for_block) {
     const int lane = team.lane;
     const int row0 = 8 * team.warp;
     // Byte of the lane's channels in a row, before the swizzle.
@@ -340,6 +341,7 @@ __device__ __forceinline__ bool prepare_tiles(const KdaParams& p, const Team<M>&
         norms.multiply(team, stage);  // the branches above let nothing fly, and the fused form is short of registers
     }
     norms.put(p, team);
+    wait_for_block();
     const uint32_t totals = block + kBlockTotals + lane * 16;
     st_shared_f4(totals + team.warp * 512, sum[7][0], sum[7][1], sum[7][2], sum[7][3]);
     team.sync();
@@ -829,7 +831,7 @@ __device__ __forceinline__ void run_team(const Args& args, const Team<M>& team, 
         ptx::mbarrier_wait(team.input_full(input.stage), input.phase);
 
         park(next, parked);
-        const bool two_terms = prepare_tiles<T, kAnchors>(p, team, stage, block, length);
+        const bool two_terms = prepare_tiles<T, kAnchors>(p, team, stage, block, length, [] {});
         if (ld_shared_f(parked + 28) != 0.0f) {
             team.start_next();
             st_shared_u(parked + 28, 0);

@@ -233,9 +233,9 @@ __device__ __forceinline__ void run_split_team(const KdaParams& p, uint32_t smem
         if (length < 0) {
             return;
         }
-        ptx::mbarrier_wait(empty, phase);
+        const bool two_terms =
+            prepare_tiles<T, kAnchors>(p, team, stage, block, length, [&] { ptx::mbarrier_wait(empty, phase); });
         phase ^= 1;
-        const bool two_terms = prepare_tiles<T, kAnchors>(p, team, stage, block, length);
         ptx::fence_proxy_async_smem();
         team.sync();
         multiply_chunk<T, kAnchors>(team, stage, block, two_terms, [] {});
