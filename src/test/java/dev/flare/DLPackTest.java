@@ -179,6 +179,7 @@ class DLPackTest {
 
   @Test
   void anImportedTensorCanBeExportedAgain() {
+    long before = Device.cpu().liveBytes();
     Tensor ours = Tensor.full(4, DType.FP16, 16);
     Tensor theirs = DLPack.take(DLPack.export(ours));
     Tensor last = DLPack.take(DLPack.export(theirs));
@@ -187,7 +188,8 @@ class DLPackTest {
     assertThat(last.toFloatArray()).containsOnly(4);
     assertThat(DLPack.consumers(ours)).isEqualTo(1);
     last.close();
-    await("handed back", () -> DLPack.consumers(ours) == 0);
+    await("freed", () -> Device.cpu().liveBytes() == before); // a little after it was handed back
+    assertThat(DLPack.consumers(ours)).isZero();
   }
 
   @Test

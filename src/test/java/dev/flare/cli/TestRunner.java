@@ -22,14 +22,14 @@ import org.junit.platform.launcher.core.LauncherFactory;
  * Runs the unit tests from the bundle, on a machine without build tools: {@code bin/test [--device
  * cuda:N] [--tag TAG]... [--class NAME]...}.
  *
- * <p>Prints each failure, the reasons of skipped tests, and one closing line; exit status 1 if a
- * test failed or none ran.
+ * <p>Prints each failure as it happens and their names again at the end, the reasons of skipped
+ * tests, and one closing line; exit status 1 if a test failed or none ran.
  */
 public final class TestRunner implements TestExecutionListener {
   private final PrintStream out;
   private final Map<String, Integer> skipReasons = new TreeMap<>();
+  private final List<String> failures = new ArrayList<>();
   private int passed;
-  private int failed;
   private int skipped;
 
   private TestRunner(PrintStream out) {
@@ -88,9 +88,10 @@ public final class TestRunner implements TestExecutionListener {
     request.configurationParameter("junit.jupiter.extensions.autodetection.enabled", "true");
     LauncherDiscoveryRequest built = request.build();
     LauncherFactory.create().execute(built, this);
+    failures.forEach(id -> out.println("FAILED " + id));
     skipReasons.forEach((reason, count) -> out.println("skipped " + count + ": " + reason));
-    out.println(passed + " passed, " + failed + " failed, " + skipped + " skipped");
-    return failed == 0 && passed + skipped > 0;
+    out.println(passed + " passed, " + failures.size() + " failed, " + skipped + " skipped");
+    return failures.isEmpty() && passed + skipped > 0;
   }
 
   @Override
@@ -112,7 +113,7 @@ public final class TestRunner implements TestExecutionListener {
       case SUCCESSFUL -> passed += test.isTest() ? 1 : 0;
       case ABORTED -> skip(result.getThrowable().map(Throwable::getMessage).orElse("no reason"));
       case FAILED -> {
-        failed++;
+        failures.add(test.getUniqueId());
         out.println("FAILED " + test.getUniqueId());
         result.getThrowable().ifPresent(error -> error.printStackTrace(out));
       }
