@@ -19,6 +19,7 @@
 //   v    kStages * kBlockN * Dv * E
 //   vt   kStages * ceil(kBlockN / 128) * Dv * 128    e4m3 only: V^T in chunks of 128 keys
 //   barriers
+//   records of four tiles, 192: see Sm90Record
 //   with device lengths, the table of PackedTable: 2,056
 // The output needs none: a quad exchanges its packed fragment by shuffles into 16-byte pieces.
 //
@@ -34,6 +35,8 @@
 //   v_raw[s]  | mbar | 1 + tx               | producer: V cut by seqlen_k; e4m3: every V     | scrubber; transposers, 0
 //   v_taken[s]| mbar | 3                    | e4m3: transposers, v read                      | producer, 1
 //   turn[g]   | bar  | 256                  | predecessor of warpgroup g                     | warpgroup g
+// A tile's record is written ahead of the producer's arrival for the first V of the tile before, that of the first tile ahead of
+// its first one on q_full. Its place is used again four tiles later, after a wait for q_empty that tells that all are past it.
 //
 // Proxies: q, k, v are written by TMA (async proxy) and read by wgmma (async proxy): mbarriers suffice. With device
 // lengths the rows of V beyond seqlen_k belong to somebody else and may hold NaN: the scrubber zeroes them by
@@ -71,7 +74,21 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
     auto v_state = pipe::PipeState<Cfg::kStages>::producer();
     auto q_state = pipe::PipeState<Cfg::kQStages>::producer();
     Sm90Cursor<Cfg> cursor(args, smem);
-    for (Sm90Place place = cursor.next(); place.tile >= 0; place = cursor.next()) {
+    const auto write_record = [&](Sm90Place place, uint32_t number) {
+        Sm90Record record{};
+        if (place.tile >= 0) {
+            record = Sm90Record::make(Sm90Tile::make<Cfg>(args, place), args.params, head_bits<Cfg>(args));
+        }
+        record.store(smem.record(number));
+    };
+    Sm90Place place = cursor.next();
+    write_record(place, 0);
+    if (place.tile < 0) {  // consumers wait for queries before they look
+        for (int part = 0; part < Cfg::kQParts; ++part) {
+            ptx::mbarrier_arrive(smem.q_full(0, part));
+        }
+    }
+    for (uint32_t number = 1; place.tile >= 0; ++number) {
         const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
         const int kv_head = args.heads_per_kv.quotient(tile.head);
         const int first_row = tile.k_row + tile.keys.first_key;
@@ -121,11 +138,20 @@ __device__ __forceinline__ void sm90_produce(const Sm90Args& args, const Sm90Sme
         if constexpr (Cfg::kQStages > 1) {
             load_k(tile.keys.num_blocks - 1);
         }
-        for (int n = tile.keys.num_blocks - 1; n > 0; --n) {
-            load_k(n - 1);
+        const int last = tile.keys.num_blocks - 1;
+        if (last > 0) {
+            load_k(last - 1);
+        }
+        // The next tile's record, ahead of an arrival that all consumers wait for before the end of this tile.
+        place = cursor.next();
+        write_record(place, number);
+        load_v(last);
+        for (int n = last - 1; n >= 0; --n) {
+            if (n > 0) {
+                load_k(n - 1);
+            }
             load_v(n);
         }
-        load_v(0);
     }
 }
 
@@ -250,6 +276,7 @@ struct Sm90Consumer {
     pipe::PipeState<Cfg::kQStages> q_state;
 
     // Rows and transforms of the tile at hand.
+    uint32_t number;  // counts the block's tiles
     int key_of_row[2];  // position of the row on the key axis, relative to keys.first_key and this thread's column 0
     int keys_end;       // seqlen_k, relative likewise
     KeyRange keys;
@@ -343,53 +370,61 @@ struct Sm90Consumer {
         q_state.advance();
     }
 
-    __device__ __forceinline__ void begin_tile(const Sm90Tile& tile) {
-        const int shift = tile.keys.first_key + 2 * static_cast<int>(lane % 4);
-        keys = tile.keys;
-        const int first_row = tile.m0 + static_cast<int>(warpgroup) * 64;
+    // Makes tile `number` current; false after the last.
+    __device__ __forceinline__ bool begin_tile() {
+        Sm90Record record;
+        record.load_keys(smem.record(number));
+        if (ptx::uniform(record.num_blocks) == 0) {
+            return false;
+        }
+        const int shift = 2 * static_cast<int>(lane % 4);
+        const int window_left = args.params.window_left;
+        const int window_right = args.params.window_right;
         const int bits = head_bits<Cfg>(args);
-        const int first_token = first_row >> bits;
-        const int end_token = (first_row + 64) >> bits;
-        keys.mask_edges<Cfg::kBlockN>(first_token, end_token, tile.seqlen_q, tile.seqlen_k, args.params.window_left,
-                                      args.params.window_right);
+        const int first_token = record.first_token + (static_cast<int>(warpgroup * 64) >> bits);
+        const int end_token = record.first_token + (static_cast<int>(warpgroup * 64 + 64) >> bits);
+        keys = {0, record.num_blocks, 0, 0};
+        keys.mask_edges<Cfg::kBlockN>(first_token, end_token, record.seqlen_k, record.seqlen_k, window_left, window_right);
         own_begin = 0;
         own_end = keys.num_blocks;
         if constexpr (Cfg::kPassesBlocks) {
-            keys.own_blocks<Cfg::kBlockN>(first_token, min(end_token, tile.seqlen_q), tile.seqlen_q, tile.seqlen_k,
-                                          args.params.window_left, args.params.window_right, own_begin, own_end);
+            keys.own_blocks<Cfg::kBlockN>(first_token, min(end_token, record.first_token + record.tokens), record.seqlen_k,
+                                          record.seqlen_k, window_left, window_right, own_begin, own_end);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int token = (tile.m0 + row_in_tile + 8 * r) >> bits;
-            key_of_row[r] = token + tile.seqlen_k - tile.seqlen_q - shift;
+            key_of_row[r] = record.first_token + ((row_in_tile + 8 * r) >> bits) - shift;
         }
-        keys_end = tile.seqlen_k - shift;
+        keys_end = record.seqlen_k - shift;
         unit = args.unit;
         scale_log2 = args.scale_log2;
+        softcap_in = args.softcap_in;
+        if constexpr (Cfg::kFp8 || Cfg::kExtended) {
+            record.load_head(smem.record(number));
+        }
         if constexpr (Cfg::kFp8) {
             slack = args.slack;
-            const float descale = descale_of(args.params.q_descale, tile) * descale_of(args.params.k_descale, tile);
+            const float descale = descale_of(args.params.q_descale, record) * descale_of(args.params.k_descale, record);
             negate = descale < 0.0f;
-            softcap_in = args.softcap_in * fabsf(descale);
+            softcap_in *= fabsf(descale);
             if (args.params.softcap == 0.0f) {
                 const float factor = fmaxf(fabsf(descale), 1e-30f);  // 0 would make NaN of -inf
                 unit *= factor;
                 scale_log2 *= factor;
                 slack = fminf(slack / factor, 1e30f);
             }
-        } else {
-            softcap_in = args.softcap_in;
         }
         if constexpr (Cfg::kExtended) {
             const float* slopes = args.params.alibi_slopes;
-            alibi_slope = slopes == nullptr ? 0.0f : slopes[tile.batch * args.params.alibi_batch_stride + tile.head] / unit;
+            alibi_slope = slopes == nullptr ? 0.0f : slopes[record.batch * args.params.alibi_batch_stride + record.head] / unit;
         }
+        return true;
     }
 
-    __device__ __forceinline__ float descale_of(const float* descales, const Sm90Tile& tile) const {
+    __device__ __forceinline__ float descale_of(const float* descales, const Sm90Record& record) const {
         return descales == nullptr ? 1.0f
-                                   : descales[tile.batch * args.params.descale_batch_stride +
-                                              args.heads_per_kv.quotient(tile.head) * args.params.descale_head_stride];
+                                   : descales[record.batch * args.params.descale_batch_stride +
+                                              args.heads_per_kv.quotient(record.head) * args.params.descale_head_stride];
     }
 
     // Softcap, ALiBi, masks. The masks are needed at the edges only; the branch is uniform over the warpgroup.
@@ -472,16 +507,6 @@ struct Sm90Consumer {
         transform_scores(s, n);
     }
 
-    // The next tile, made current; tile -1 after the last. NOTE: without a loop where it can be helped. A loop here makes the
-    // compiler take the masks' branch for divergent and the descriptors out of uniform registers.
-    __device__ __forceinline__ Sm90Place next_tile(Sm90Cursor<Cfg>& cursor) {
-        const Sm90Place place = cursor.next();
-        if (place.tile >= 0) {
-            begin_tile(Sm90Tile::make<Cfg>(args, place));
-        }
-        return place;
-    }
-
     // The first S of a tile: nothing runs beside it but the store of the tile before.
     __device__ __forceinline__ void issue_first_scores(float (&s)[kScores]) {
         pass_blocks(keys.num_blocks - own_end);
@@ -492,9 +517,8 @@ struct Sm90Consumer {
     }
 
     __device__ __forceinline__ void run() {
-        Sm90Cursor<Cfg> cursor(args, smem);
-        Sm90Place place = next_tile(cursor);
-        if (place.tile < 0) {
+        acquire_q();
+        if (!begin_tile()) {
             return;
         }
         float s[kScores];
@@ -551,36 +575,42 @@ struct Sm90Consumer {
                     rescale(o, alpha);
                 }
             }
-            RowEnd ends[2];
+            float factor[2];
             if constexpr (Cfg::kPassesBlocks) {
                 issue_output(o, p);
-                finish_rows(place, softmax, ends);
+                finish_rows(softmax, factor);
                 const int unseen = own_begin;
-                const Sm90Place following = next_tile(cursor);
+                ++number;
+                // NOTE: without a loop; one here makes the compiler take the masks' branch for divergent and the descriptors out of
+                // uniform registers.
+                const bool more = begin_tile();
                 ptx::wgmma_wait<0>();
                 ptx::fence_registers(o);
                 ptx::fence_registers(p);
                 release_v();
                 pass_blocks(unseen);
-                if (following.tile < 0) {
-                    store(o, ends);
+                if (!more) {
+                    store(o, factor, number - 1);
                     return;
                 }
                 // NOTE: waited for before the loop closes; products in flight across a back edge make ptxas serialise them.
                 issue_first_scores(s);
-                store(o, ends);
+                store(o, factor, number - 1);
                 ptx::wgmma_wait<0>();
                 ptx::fence_registers(s);
-                place = following;
             } else {
-                const Sm90Place following = cursor.next();
-                if (following.tile < 0) {
+                if constexpr (!Cfg::kSoftmaxUnderOutput) {
+                    acquire_v(v_state);  // of a single block: the next record comes ahead of it
+                }
+                Sm90Record following;
+                following.load_keys(smem.record(number + 1));
+                if (ptx::uniform(following.num_blocks) == 0) {
                     issue_output(o, p);
-                    finish_rows(place, softmax, ends);
+                    finish_rows(softmax, factor);
                     ptx::wgmma_wait<0>();
                     ptx::fence_registers(o);
                     ptx::fence_registers(p);
-                    store(o, ends);
+                    store(o, factor, number);
                     return;
                 }
                 // The next tile's first S under the same turn, so that the tensor cores have work until the output is stored.
@@ -589,14 +619,14 @@ struct Sm90Consumer {
                 acquire_q();
                 issue_scores(s);
                 pass_turn();
-                finish_rows(place, softmax, ends);
+                finish_rows(softmax, factor);
                 ptx::wgmma_wait<1>();
                 ptx::fence_registers(o);
                 ptx::fence_registers(p);
                 release_v();
-                store(o, ends);
-                place = following;
-                begin_tile(Sm90Tile::make<Cfg>(args, place));
+                store(o, factor, number);
+                ++number;
+                begin_tile();
                 // NOTE: waited for before the loop closes; products in flight across a back edge make ptxas serialise them.
                 ptx::wgmma_wait<0>();
                 ptx::fence_registers(s);
@@ -611,71 +641,76 @@ struct Sm90Consumer {
         }
     }
 
-    // Where this thread's two rows go, and by what they are multiplied.
-    struct RowEnd {
-        Out* out;
-        float factor;
-        bool inside;
-    };
-
     // Of 32, where this lane's 8 stored columns begin.
     __device__ __forceinline__ uint32_t first_column() const {
         const uint32_t t = lane % 4;
         return Cfg::kFp8 ? 16 * (t % 2) + 8 * (t / 2) : 8 * t;
     }
 
-    // Ends the softmax of both rows and stores their lse: what of a tile's end needs no output, to run under the last PV.
-    __device__ __forceinline__ void finish_rows(Sm90Place place, const Softmax& softmax, RowEnd (&ends)[2]) const {
+    // Of row r of this thread, which of the joined heads.
+    __device__ __forceinline__ int joined_head(int r) const {
+        return (row_in_tile + 8 * r) & ((1 << head_bits<Cfg>(args)) - 1);
+    }
+
+    // And which token, counted from the tile's first.
+    __device__ __forceinline__ int token_in_tile(int r) const { return (row_in_tile + 8 * r) >> head_bits<Cfg>(args); }
+
+    // Ends the softmax of both rows of the tile at hand and stores their lse: what of its end needs no output, to run under the
+    // last PV. `factor` is what the output is to be multiplied with.
+    __device__ __forceinline__ void finish_rows(const Softmax& softmax, float (&factor)[2]) const {
         const FwdParams& params = args.params;
-        // Derived anew: keeping it across the loop would cost registers there.
-        const Sm90Tile tile = Sm90Tile::make<Cfg>(args, place);
-        const uint32_t t = lane % 4;
-        const int bits = head_bits<Cfg>(args);
-        int head[2];
-        float sink[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            head[r] = (tile.head << bits) + ((tile.m0 + row_in_tile + 8 * r) & ((1 << bits) - 1));
+        // Read anew: keeping it across the loop would cost registers there.
+        Sm90Record record;
+        record.load_keys(smem.record(number));
+        record.load_outputs(smem.record(number));
+        if (Cfg::kFp8 || params.sink != nullptr) {
+            record.load_head(smem.record(number));
         }
+        float lse[2];
         if (params.sink != nullptr) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                sink[r] = params.sink[head[r]];
+                const int head = (record.head << head_bits<Cfg>(args)) + joined_head(r);
+                factor[r] = softmax.finish(r, unit, params.sink[head], lse[r]);
+            }
+        } else {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                factor[r] = softmax.finish_quickly(r, unit, lse[r]);
             }
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int token = (tile.m0 + row_in_tile + 8 * r) >> bits;
-            float lse;
-            ends[r].factor = softmax.finish(r, unit, sink[r], lse);
             if constexpr (Cfg::kFp8) {
-                ends[r].factor *= descale_of(params.v_descale, tile);
+                factor[r] *= descale_of(params.v_descale, record);
             }
-            ends[r].inside = token < tile.seqlen_q;
-            const int64_t store_row = tile.q_row + token;
-            if (ends[r].inside && t == 0 && params.lse != nullptr) {
-                params.lse[tile.q_batch * params.lse_stride.batch + head[r] * params.lse_stride.head +
-                           store_row * params.lse_stride.row] = lse;
+            if (token_in_tile(r) < record.tokens && lane % 4 == 0 && params.lse != nullptr) {
+                params.lse[record.lse + joined_head(r) * params.lse_stride.head + token_in_tile(r) * params.lse_stride.row] =
+                    lse[r];
             }
-            ends[r].out = static_cast<Out*>(params.o) + tile.q_batch * params.o_stride.batch +
-                          head[r] * params.o_stride.head + store_row * params.o_stride.row + first_column();
         }
     }
 
-    // Normalises and stores 64 rows, 16 bytes a lane and 32 columns.
-    __device__ __forceinline__ void store(float (&o)[kOutputs], const RowEnd (&ends)[2]) const {
+    // Normalises and stores 64 rows of tile `of`, 16 bytes a lane and 32 columns.
+    __device__ __forceinline__ void store(float (&o)[kOutputs], const float (&factor)[2], uint32_t of) const {
+        const FwdParams& params = args.params;
+        Sm90Record record;
+        record.load_keys(smem.record(of));
+        record.load_outputs(smem.record(of));
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            Out* const out = static_cast<Out*>(params.o) + record.out + joined_head(r) * params.o_stride.head +
+                             token_in_tile(r) * params.o_stride.row + first_column();
 #pragma unroll
             for (int j = 0; j < Cfg::kHeadDimV / 32; ++j) {
                 uint32_t x[4];
                 if constexpr (Cfg::kFp8) {
-                    gather_deinterleaved(x, o, 16 * j + 2 * r, ends[r].factor);
+                    gather_deinterleaved(x, o, 16 * j + 2 * r, factor[r]);
                 } else {
-                    gather(x, o, 16 * j + 2 * r, ends[r].factor);
+                    gather(x, o, 16 * j + 2 * r, factor[r]);
                 }
-                if (ends[r].inside) {
-                    ptx::st_global_v4(ends[r].out + 32 * j, x);
+                if (token_in_tile(r) < record.tokens) {
+                    ptx::st_global_v4(out + 32 * j, x);
                 }
             }
         }
@@ -775,6 +810,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kBlocksPerSm)
         consumer.lane = lane;
         consumer.row_in_tile = static_cast<int>(warpgroup * 64 + (warp % 4) * 16 + lane / 4);
         consumer.warpgroup = warpgroup;
+        consumer.number = 0;
         consumer.turn = Sm90Consumer<Cfg>::Turn::make(warpgroup);
         consumer.k_state = pipe::PipeState<Cfg::kStages>::consumer();
         consumer.v_state = consumer.k_state;

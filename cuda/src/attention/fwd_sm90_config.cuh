@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "../pipe/scheduler.cuh"
+#include "../ptx/ldst.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/sync.cuh"
 #include "../tile/smem_layout.cuh"
@@ -22,6 +23,9 @@ namespace flare::attention {
 
 // fp8: warps 1..3 of the producer warpgroup transpose V.
 inline constexpr uint32_t kTransposeWarps = 3;
+
+// Of the tiles' records, see Sm90Record.
+inline constexpr uint32_t kRecordBytes = 4 * 48;
 
 enum class Sm90Schedule { kOverlap, kPingPong };
 
@@ -81,7 +85,7 @@ struct Sm90Config {
     static constexpr int kThreads = 128 * kConsumers + 32 * kProducerWarps;
     static constexpr int kEntryRegs = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : kConsumers == 3 ? 128 : 96;
     static constexpr int kProducerRegs =
-        kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 ? 40 : kCluster > 1 ? 32 : 24) : kConsumers == 3 ? 32 : 24;
+        kConsumers == 1 ? 56 : kConsumers == 2 ? (kFp8 || kCluster > 1 ? 40 : 24) : kConsumers == 3 ? 32 : 24;
     static constexpr int kConsumerRegs =
         kConsumers == 1 ? 256 : kConsumers == 2 ? (kFp8 || kCluster > 1 ? 232 : 240) : kConsumers == 3 ? 160 : 112;
 
@@ -104,7 +108,8 @@ struct Sm90Config {
     static constexpr uint32_t kOffsetV = kOffsetK + kStages * kBytesK;
     static constexpr uint32_t kOffsetVt = kOffsetV + kStages * kBytesV;
     static constexpr uint32_t kOffsetBarriers = kOffsetVt + kStages * kBytesVt;
-    static constexpr uint32_t kOffsetOrder = kOffsetBarriers + 8 * (2 * kQBarriers + 6 * kStages);
+    static constexpr uint32_t kOffsetRecords = (kOffsetBarriers + 8 * (2 * kQBarriers + 6 * kStages) + 15) / 16 * 16;
+    static constexpr uint32_t kOffsetOrder = kOffsetRecords + kRecordBytes;
     static constexpr uint32_t kSmemBytes = kOffsetOrder + kBytesOrder;
 
     // A block of a cluster loads whole chunks of K and V.
@@ -183,6 +188,66 @@ struct Sm90Tile {
     }
 };
 
+// What consumers have to know of a tile, written for them by the producer, since the divisions and 64-bit products behind it
+// take a warpgroup long at a tile's boundary, where nothing runs beside them. Rows and keys are counted from the tile's first key.
+struct Sm90Record {
+    int first_token;  // of the tile, on the key axis
+    int seqlen_k;
+    int num_blocks;  // 0: there is no further tile
+    int tokens;      // of the sequence, from the tile's first
+    int head;
+    int batch;
+    int64_t out;  // elements of o and of lse in front of the tile's first row
+    int64_t lse;
+
+    static constexpr uint32_t kBytes = 48;
+    static constexpr uint32_t kCount = kRecordBytes / kBytes;  // the fourth tile after this one is begun when all are past this one
+
+    static __device__ __forceinline__ Sm90Record make(const Sm90Tile& tile, const FwdParams& params, int head_bits) {
+        const int token = tile.m0 >> head_bits;
+        const int64_t row = int64_t{tile.q_row} + token;
+        const int64_t head = tile.head << head_bits;
+        return {token + tile.seqlen_k - tile.seqlen_q - tile.keys.first_key,
+                tile.seqlen_k - tile.keys.first_key,
+                tile.keys.num_blocks,
+                tile.seqlen_q - token,
+                tile.head,
+                tile.batch,
+                tile.q_batch * params.o_stride.batch + head * params.o_stride.head + row * params.o_stride.row,
+                tile.q_batch * params.lse_stride.batch + head * params.lse_stride.head + row * params.lse_stride.row};
+    }
+
+    __device__ __forceinline__ void store(uint32_t to) const {
+        const auto word = [](int64_t x, int half) { return static_cast<uint32_t>(static_cast<uint64_t>(x) >> (32 * half)); };
+        ptx::st_shared_v4(to, {static_cast<uint32_t>(first_token), static_cast<uint32_t>(seqlen_k),
+                               static_cast<uint32_t>(num_blocks), static_cast<uint32_t>(tokens)});
+        ptx::st_shared_v4(to + 16, {word(out, 0), word(out, 1), word(lse, 0), word(lse, 1)});
+        ptx::st_shared_v4(to + 32, {static_cast<uint32_t>(head), static_cast<uint32_t>(batch), 0, 0});
+    }
+
+    // Parts that aren't needed cost nothing only if they are loaded apart.
+    __device__ __forceinline__ void load_keys(uint32_t from) {
+        uint32_t x[4];
+        ptx::ld_shared_v4(x, from);
+        first_token = static_cast<int>(x[0]);
+        seqlen_k = static_cast<int>(x[1]);
+        num_blocks = static_cast<int>(x[2]);
+        tokens = static_cast<int>(x[3]);
+    }
+
+    __device__ __forceinline__ void load_outputs(uint32_t from) {
+        uint32_t x[4];
+        ptx::ld_shared_v4(x, from + 16);
+        out = static_cast<int64_t>(uint64_t{x[1]} << 32 | x[0]);
+        lse = static_cast<int64_t>(uint64_t{x[3]} << 32 | x[2]);
+    }
+
+    __device__ __forceinline__ void load_head(uint32_t from) {
+        head = static_cast<int>(ptx::ld_shared_b32(from + 32));
+        batch = static_cast<int>(ptx::ld_shared_b32(from + 36));
+    }
+};
+
 template <class Cfg>
 struct Sm90Smem {
     uint32_t base;
@@ -206,6 +271,11 @@ struct Sm90Smem {
     __device__ __forceinline__ uint32_t v_taken(uint32_t stage) const { return kv_bar(5, stage); }
     __device__ __forceinline__ uint32_t kv_bar(uint32_t kind, uint32_t stage) const {
         return bar(2 * Cfg::kQBarriers + kind * Cfg::kStages + stage);
+    }
+
+    // Of the block's tile number `i`.
+    __device__ __forceinline__ uint32_t record(uint32_t i) const {
+        return base + Cfg::kOffsetRecords + i % Sm90Record::kCount * Sm90Record::kBytes;
     }
 
     __device__ __forceinline__ PackedTable<Cfg::kBlockM> order() const {

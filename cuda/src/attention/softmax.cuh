@@ -217,6 +217,15 @@ struct OnlineSoftmax {
         return kUnoffset * normaliser(row_max[r] * unit, tile::quad_sum(row_sum[r]) * kUnoffset, sink, lse);
     }
 
+    // The same without a sink, in few instructions: for where nothing runs beside them.
+    __device__ __forceinline__ float finish_quickly(int r, float unit, float& lse) const {
+        constexpr float kUnoffset = 1.0f / (1 << kOffset);
+        const float sum = tile::quad_sum(row_sum[r]) * kUnoffset;
+        // Without a visible key the sum is 0, or NaN when a NaN was seen: lse is -inf or NaN.
+        lse = fmaf(ptx::log2_approx(sum), 0.69314718055994530942f, row_max[r] * unit);
+        return kUnoffset * (row_max[r] == -INFINITY ? sum : ptx::rcp_approx(sum));
+    }
+
     // From a row's maximum (natural units) and its sum of exp(score - maximum).
     static __device__ __forceinline__ float normaliser(float max, float sum, float sink, float& lse) {
         const float total_max = fmaxf(max, sink);
