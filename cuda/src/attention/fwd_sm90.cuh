@@ -454,17 +454,20 @@ struct Sm90Consumer {
             }
         }
         if (n >= keys.right_masked_from) {
-            int hi[2];
+            uint32_t seen[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                hi[r] = min(keys_end - 1, key_of_row[r] + args.params.window_right) - key0;
+                seen[r] = columns_until(min(keys_end - 1, key_of_row[r] + args.params.window_right) - key0);
             }
-            mask_right(s, hi);
+            mask_columns(s, seen);
         }
         if (n < keys.left_masked_until) {
-            const int lo[2] = {key_of_row[0] - args.params.window_left - key0,
-                               key_of_row[1] - args.params.window_left - key0};
-            mask_left(s, lo);
+            uint32_t seen[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                seen[r] = ~columns_until(key_of_row[r] - args.params.window_left - key0 - 1);
+            }
+            mask_columns(s, seen);
         }
     }
 
