@@ -18,10 +18,27 @@ namespace flare::mla::decode {
 
 using tile::Swizzle;
 
+// Four lanes of a quad hold columns 8g + 2q, 8g + 2q + 1 of group g in x[g]; afterwards lane q holds group q in x.
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+        const bool upper = (lane & step) != 0;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int low = step == 1 ? 2 * j : j;
+            const int high = low + step;
+            const uint32_t sent = upper ? x[low] : x[high];
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, step);
+            x[low] = upper ? got : x[low];
+            x[high] = upper ? x[high] : got;
+        }
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Consumer: one warpgroup; wg = 0 holds the value columns 0-255, wg = 1 256-511.
 
-template <typename T, int kCluster, Load kLoad>
+template <typename T, Load kLoad>
 struct Consumer {
     const DecodeArgs& args;
     SharedStorage& smem;
@@ -40,12 +57,8 @@ struct Consumer {
     float sum[2];  // this thread's part of the row sums over its own blocks
 
     __device__ __forceinline__ void release(uint32_t bar) const {
-        if constexpr (kCluster == 1) {
-            if (lane == 0) {
-                ptx::mbarrier_arrive(bar);
-            }
-        } else if (lane < kCluster) {
-            ptx::mbarrier_arrive_remote_relaxed(bar, lane);
+        if (lane == 0) {
+            ptx::mbarrier_arrive(bar);
         }
     }
 
@@ -241,23 +254,6 @@ struct Consumer {
         }
         ptx::fence_proxy_async_smem();
         ptx::named_barrier_sync(kBarrierWarpgroup + wg, 128);
-    }
-
-    // Four lanes of a quad hold columns 8g + 2q, 8g + 2q + 1 of group g in x[g]; afterwards lane q holds group q in x.
-    static __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
-#pragma unroll
-        for (int step = 1; step <= 2; step *= 2) {
-            const bool upper = (lane & step) != 0;
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int low = step == 1 ? 2 * j : j;
-                const int high = low + step;
-                const uint32_t sent = upper ? x[low] : x[high];
-                const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, step);
-                x[low] = upper ? got : x[low];
-                x[high] = upper ? x[high] : got;
-            }
-        }
     }
 
     // Row r of this thread's two, times inv: 16 bytes a store.

@@ -32,18 +32,17 @@ __device__ __forceinline__ void prefetch_first_page(const DecodeArgs& args, int 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Producer: one warp.
+// What one warp loads by TMA, for the kernels of one block and of two that share their keys.
 
-template <int kCluster>
-struct Producer {
+template <int kCluster, typename Storage>
+struct BoxLoader {
     const DecodeArgs& args;
     const CUtensorMap* map_q;
     const CUtensorMap* map_q_rope;
     const CUtensorMap* map_kv;      // one chunk of kv_box_rows rows
     const CUtensorMap* map_values;  // two chunks of 64 rows
-    SharedStorage& smem;
+    Storage& smem;
     int lane;
-    uint32_t cta_rank;
 
     // Page and row of the lane's box group of one key block.
     struct Source {
@@ -80,11 +79,10 @@ struct Producer {
         return source;
     }
 
-    // kCount chunks from kFirst on.
+    // kCount chunks from kFirst on, to all blocks of the cluster.
     template <int kFirst, int kCount>
-    __device__ __forceinline__ void load_chunks(const Source& source, int buffer, uint32_t bar) const {
+    __device__ __forceinline__ void load_chunks(const Source& source, uint32_t dst, uint32_t bar) const {
         constexpr uint16_t kMask = (1u << kCluster) - 1;
-        const uint32_t dst = ptx::smem_addr(smem.k[buffer]) + kFirst * kChunkBytes;
         if (kCount == 2 && args.kv_box_rows == kBlockKeys) {
             if (lane == 0) {
                 if constexpr (kCluster > 1) {
@@ -117,16 +115,16 @@ struct Producer {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void load_q(int request, int tile) const {
-        const uint32_t bar = ptx::smem_addr(&smem.q_full);
-        const uint32_t dst = ptx::smem_addr(smem.q);
-        arm(bar, kTileBytes);
+    // Chunks [first, end) of the queries, for this block alone.
+    __device__ __forceinline__ void load_q(int request, int tile, int first, int end, uint32_t dst, uint32_t bar) const {
+        arm(bar, (end - first) * kChunkBytes);
         const RowMap::Span span = args.row_map.span(request);
         const int row0 = span.first_token * args.row_map.heads + tile * kTileRows;
         if (args.q_rows_packed) {
-            if (lane < kChunks) {
-                ptx::tma_load_4d(dst + lane * kChunkBytes, lane == kRopeChunk ? map_q_rope : map_q, bar,
-                                 lane == kRopeChunk ? args.q_rope_column : chunk_column(args, lane), row0, 0, span.batch,
+            const int chunk = first + lane;
+            if (chunk < end) {
+                ptx::tma_load_4d(dst + lane * kChunkBytes, chunk == kRopeChunk ? map_q_rope : map_q, bar,
+                                 chunk == kRopeChunk ? args.q_rope_column : chunk_column(args, chunk), row0, 0, span.batch,
                                  ptx::kL2EvictFirst);
             }
         } else {
@@ -135,16 +133,26 @@ struct Producer {
                 const int token = (row0 + row) / args.row_map.heads;  // beyond the last: out of bounds, zeros
                 const int head = row0 + row - token * args.row_map.heads;
 #pragma unroll 1
-                for (int chunk = 0; chunk < kChunks; ++chunk) {
-                    ptx::tma_load_4d(dst + chunk * kChunkBytes + row * 128, chunk == kRopeChunk ? map_q_rope : map_q, bar,
+                for (int chunk = first; chunk < end; ++chunk) {
+                    ptx::tma_load_4d(dst + (chunk - first) * kChunkBytes + row * 128,
+                                     chunk == kRopeChunk ? map_q_rope : map_q, bar,
                                      chunk == kRopeChunk ? args.q_rope_column : chunk_column(args, chunk), head, token,
                                      span.batch, ptx::kL2EvictFirst);
                 }
             }
         }
     }
+};
 
-    // The chunks behind one full barrier. In a cluster every group is fetched by one block for both, by turns.
+// ---------------------------------------------------------------------------------------------------------------------
+// Producer: one warp.
+
+struct Producer : BoxLoader<1, SharedStorage> {
+    __device__ __forceinline__ void load_all_q(int request, int tile) const {
+        load_q(request, tile, 0, kChunks, ptx::smem_addr(smem.q), ptx::smem_addr(&smem.q_full));
+    }
+
+    // The chunks behind one full barrier.
     template <int kGroup>
     __device__ __forceinline__ void load_group(const Source& source, uint32_t g) const {
         const int buffer = g & 1;
@@ -152,9 +160,7 @@ struct Producer {
         constexpr int kFirst = kGroup == 0 ? kRopeChunk : 2 * (kGroup - 1);
         constexpr int kCount = kGroup == 0 ? 1 : 2;
         arm(bar, kCount * kChunkBytes);
-        if (kCluster == 1 || ((kGroup == 0 ? g >> 1 : kGroup) & 1) == cta_rank) {
-            load_chunks<kFirst, kCount>(source, buffer, bar);
-        }
+        load_chunks<kFirst, kCount>(source, ptx::smem_addr(smem.k[buffer]) + kFirst * kChunkBytes, bar);
     }
 
     template <int kHalf>
@@ -179,7 +185,7 @@ struct Producer {
             }
             ptx::mbarrier_wait(ptx::smem_addr(&smem.q_empty), q_phase);
             q_phase ^= 1;
-            load_q(piece.request, tile);
+            load_all_q(piece.request, tile);
 #pragma unroll 1
             for (int block = piece.begin; block < piece.end; ++block, ++g) {
                 const uint32_t empty = ptx::smem_addr(&smem.k_empty[g & 1][0]);
@@ -261,7 +267,7 @@ struct RowFinder {
 // barriers without a wait here, so the proxy fence stands with the consumers, after their wait.
 struct GatherProducer {
     const DecodeArgs& args;
-    const Producer<1>& tma;  // for q
+    const Producer& tma;  // for q
     SharedStorage& smem;
     int thread;
 
@@ -329,7 +335,7 @@ struct GatherProducer {
             };
             if (thread < 32) {
                 ptx::mbarrier_wait(ptx::smem_addr(&smem.q_empty), q_phase);
-                tma.load_q(piece.request, tile);
+                tma.load_all_q(piece.request, tile);
             }
             fetch(piece.begin);  // NOTE: after the queries; before them it costs registers that aren't there
             q_phase ^= 1;

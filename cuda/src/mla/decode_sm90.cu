@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "../tile/tensor_map.h"
+#include "decode_cluster_sm90.cuh"
 #include "decode_sm90.cuh"
 #include "flare.h"
 
@@ -176,9 +177,18 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     if (!make_maps(p, args.q_rows_packed != 0, kLoad, args.kv_box_rows, &maps)) {
         return FLARE_ERROR_INTERNAL;
     }
-    const auto kernel = mla_decode_sm90_kernel<T, kCluster, kLoad>;
-    constexpr int kSmemBytes = sizeof(decode::SharedStorage);
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes) != cudaSuccess) {
+    static_assert(kCluster == 1 || kLoad == decode::Load::kTma, "gathered keys aren't shared");
+    void (*kernel)(DecodeArgs, CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap);
+    int threads = decode::kThreads;
+    int smem_bytes = sizeof(decode::SharedStorage);
+    if constexpr (kCluster == 1) {
+        kernel = mla_decode_sm90_kernel<T, kLoad>;
+    } else {
+        kernel = mla_decode_cluster_sm90_kernel<T>;
+        threads = decode::cluster::kThreads;
+        smem_bytes = sizeof(decode::cluster::Storage);
+    }
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes) != cudaSuccess) {
         return FLARE_ERROR_LAUNCH;
     }
     cudaLaunchAttribute attribute[1];
@@ -186,8 +196,8 @@ int32_t launch(const MlaDecodeParams& p, const Plan& plan, void* workspace, cuda
     attribute[0].val.clusterDim = {kCluster, 1, 1};
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(plan.num_parts * plan.num_tiles);
-    config.blockDim = dim3(decode::kThreads);
-    config.dynamicSmemBytes = kSmemBytes;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem_bytes;
     config.stream = stream;
     config.attrs = attribute;
     config.numAttrs = 1;

@@ -4,8 +4,7 @@
 // latent tile is read once from memory: all 576 columns are the key, the first 512 of the same bytes are the value.
 // O [64, 512] fp32 takes half of the register file, so two consumer warpgroups hold 256 columns each (L and R); block i
 // of a piece is scored by its owner, warpgroup i mod 2, which hands P to the other one through shared memory.
-// With kCluster = 2, two blocks with different rows and the same keys form a cluster and every latent tile is fetched
-// once for both by multicast.
+// Two row tiles with the same keys run in decode_cluster_sm90.cuh instead.
 //
 // Roles: warpgroup 0 loads (one warp by TMA, or all four: small pages, token indices; decode_load_sm90.cuh),
 // warpgroups 1 and 2 compute. For each own block i, warpgroup w does
@@ -26,9 +25,9 @@
 // Barrier           count        arrives                                waits
 //     q_full        1 + tx       producer                               consumers, once a piece
 //     q_empty       8            each consumer warp after its last S    producer
-//     k_full[2][5]  1 + tx       producer (tx: also the peer's copies); owner of the block: rope, then chunks by two
+//     k_full[2][5]  1 + tx       producer                               owner of the block: rope, then chunks by two
 //                   (128         gathering: each producer thread, for the rope chunk each warp once more)
-//     k_empty[2][3] 4 kCluster   rope: owner's warps after S;           producers of all blocks of the cluster
+//     k_empty[2][3] 4            rope: owner's warps after S;           producer
 //                                L, R: that warpgroup's warps after PV
 //     p_full[2][2]  4            owner's warps after half of P (and m)  the other warpgroup
 //     named 1, 2    128          a warpgroup: zeroing the rows beyond the length
@@ -41,7 +40,7 @@
 //     P        stmatrix             wgmma            fence.proxy.async in each writer, mbarrier
 //     Q, K     st.shared, cp.async  ld.shared        the merge, after everything else: named barrier 3
 //
-// One H200, bf16, 128 sequences of 4,096 keys: 128 heads 249 us (586 TFLOP/s), 64 heads 165 us (3.8 TB/s).
+// One H200, bf16, 128 sequences of 4,096 keys, 64 heads: 163 us (3.8 TB/s).
 // docs/kernels/mla.md.
 #pragma once
 
@@ -59,7 +58,7 @@
 
 namespace flare::mla {
 
-template <typename T, int kCluster, decode::Load kLoad>
+template <typename T, decode::Load kLoad>
 __global__ void __launch_bounds__(decode::kThreads, 1)
     mla_decode_sm90_kernel(const __grid_constant__ DecodeArgs args, const __grid_constant__ CUtensorMap map_q,
                            const __grid_constant__ CUtensorMap map_q_rope, const __grid_constant__ CUtensorMap map_kv,
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
                                    kLoad == Load::kGather ? gathering : 1);
             }
             for (int j = 0; j < 3; ++j) {
-                ptx::mbarrier_init(ptx::smem_addr(&smem.k_empty[buffer][j]), 4 * kCluster);
+                ptx::mbarrier_init(ptx::smem_addr(&smem.k_empty[buffer][j]), 4);
             }
             ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer][0]), 4);
             ptx::mbarrier_init(ptx::smem_addr(&smem.p_full[buffer][1]), 4);
@@ -104,18 +103,13 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
         prefetch_first_page(args, part);
     }
     __syncthreads();
-    if constexpr (kCluster > 1) {
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-    }
 
     if (threadIdx.x == 128) {
         Merger{args, smem, tile}.open();
     }
     if (warp < 4) {
         ptx::setmaxnreg_dec<loader_regs(kLoad)>();
-        const Producer<kCluster> producer{
-            args, &map_q, &map_q_rope, &map_kv, &map_values, smem, lane, kCluster > 1 ? ptx::cluster_cta_rank() : 0};
+        const Producer producer{{args, &map_q, &map_q_rope, &map_kv, &map_values, smem, lane}};
         if constexpr (kLoad == Load::kGather) {
             const GatherProducer gather{args, producer, smem, static_cast<int>(threadIdx.x)};
             gather.run(tile);
@@ -124,14 +118,9 @@ __global__ void __launch_bounds__(decode::kThreads, 1)
         }
     } else {
         ptx::setmaxnreg_inc<consumer_regs(kLoad)>();
-        Consumer<T, kCluster, kLoad> consumer{args, smem, warp / 4 - 1, warp % 4, lane};
+        Consumer<T, kLoad> consumer{args, smem, warp / 4 - 1, warp % 4, lane};
         consumer.run(tile);
         Merger{args, smem, static_cast<int>(ptx::block_idx()) % args.num_tiles}.run();
-    }
-    if constexpr (kCluster > 1) {  // the peer still multicasts into this block and arrives on its barriers
-        __syncthreads();
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
     }
 #else
     __trap();
