@@ -238,10 +238,13 @@ __global__ void set_signs(void* p, int64_t count, float sign) {
 template <typename T>
 void negative(int d, int dv) {
     for (int64_t first : {0, 300}) {
-        const FwdParams p = make_params<T>({1, 2, 1, 250, 1000, d, dv, -1, -1}, 0, 81);
-        set_signs<T><<<64, 256>>>(const_cast<void*>(p.q), int64_t{250} * 2 * d, 1.0f);
-        set_signs<T><<<64, 256>>>(static_cast<T*>(const_cast<void*>(p.k)) + first * d, (1000 - first) * d, -1.0f);
-        verify<T>(p, "negative scores", size_t(250) * 2 * dv * 2, 1);
+        for (int64_t keys : {1000, 2700}) {
+            const int rows = keys == 1000 ? 250 : 1100;
+            const FwdParams p = make_params<T>({1, 2, 1, rows, static_cast<int>(keys), d, dv, -1, -1}, 0, 81);
+            set_signs<T><<<64, 256>>>(const_cast<void*>(p.q), int64_t{rows} * 2 * d, 1.0f);
+            set_signs<T><<<64, 256>>>(static_cast<T*>(const_cast<void*>(p.k)) + first * d, (keys - first) * d, -1.0f);
+            verify<T>(p, "negative scores", size_t(rows) * 2 * dv * 2, 1);
+        }
     }
 }
 

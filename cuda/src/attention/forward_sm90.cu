@@ -42,6 +42,15 @@ int find_instance(const FwdParams& p) {
         mean_visible_keys(p) >= 4096 && p.seqlen_q >= 1024 && p.window_left < 0) {
         return k_d256_pair;
     }
+    // Tiles of 192 rows read fewer keys and hide the softmax better, but are coarse: under a causal mask, whose orders fit tiles of
+    // 128 rows better, they pay later. (Lengths on the device give the longest of the batch, on which a result mustn't depend if it
+    // is to be deterministic.)
+    const bool causal = p.window_left < 0 && p.window_right >= 0;
+    if (elements == Sm90Elements::k16Bit && p.head_dim == 128 && p.head_dim_v == 128 && p.softcap == 0.0f &&
+        p.alibi_slopes == nullptr && mean_visible_keys(p) >= (causal ? 2560 : 2048) && p.seqlen_q >= 1024 &&
+        (p.deterministic == 0 || !has_device_lengths(p))) {
+        return k_d128_long;
+    }
     for (int i = 0; i < kNumInstances; ++i) {
         if (kInstances[i].elements == elements && kInstances[i].head_dim == p.head_dim &&
             kInstances[i].head_dim_v == p.head_dim_v) {

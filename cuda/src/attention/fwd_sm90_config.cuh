@@ -74,8 +74,8 @@ struct Sm90Config {
     // Two warpgroups leave the tensor cores idle unless each one's exponentials run under its own product, too: half of them, so
     // that the weights are packed beside the others. Some run ahead of the maxima, see raise_and_weigh.
     static constexpr bool kSoftmaxUnderOutput = kConsumers * kBlocksPerSm < 3;
-    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : 0;
     static constexpr int kScoresUnderOutput = kSoftmaxUnderOutput ? kBlockN / 4 / 4 * 4 : kBlockN / 2;
+    static constexpr int kScoresAhead = kSoftmaxUnderOutput ? kBlockN / 8 / 4 * 4 : !kFp8 && kHeadDim == 128 ? 4 : 0;
     // Of OnlineSoftmax: maxima are raised, and the output rescaled, seldom. e4m3 ends at 448 = 2^8.8, and begins at 2^-9.
     static constexpr int kSlackQuarters = kFp8 ? 15 : 32;
     static constexpr int kWeightOffset = kFp8 ? 5 : 0;

@@ -186,9 +186,12 @@ template <typename T, int kHeadDim, int kHeadDimV, int kConsumers, int kBlockN, 
           int kBlocksPerSm, int kCluster>
 int32_t launch_sm90_features(const FwdParams& p, cudaStream_t stream) {
     if constexpr (kBlocksPerSm == 1 && kCluster == 1 && kConsumers < 4) {
-        if (p.softcap > 0.0f || p.alibi_slopes != nullptr) {
-            return launch_sm90<
-                Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, true, true>>(p, stream);
+        constexpr bool kLong = kConsumers == 3 && kHeadDim == 128 && sizeof(T) == 2;
+        if constexpr (!kLong) {
+            if (p.softcap > 0.0f || p.alibi_slopes != nullptr) {
+                return launch_sm90<
+                    Sm90Config<T, kHeadDim, kHeadDimV, kConsumers, kBlockN, kStages, kSchedule, 1, 1, true, true>>(p, stream);
+            }
         }
         if (has_device_lengths(p) || sm90_joined_heads(p, 64 * kConsumers, p.sm_count) > 0) {
             return launch_sm90<
