@@ -3,6 +3,9 @@
 //   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -Icuda/include -Icuda/src -Icuda/tests \
 //        cuda/bench/attention_bench.cu cuda/src/attention/*sm90*.cu -o attention_bench
 //   ./attention_bench [forward|window|varlen|all]
+// One launch each of some shapes, for a profiler (pipes, caches, clock):
+//   ncu --clock-control none -k regex:attention_fwd --section SpeedOfLight --section ComputeWorkloadAnalysis \
+//       --section MemoryWorkloadAnalysis --print-details all ./attention_bench once
 #include <algorithm>
 #include <cstring>
 
@@ -123,6 +126,28 @@ void window(int d) {
     }
 }
 
+template <typename T>
+void launch_once(const Shape& s) {
+    CHECK(cudaDeviceSynchronize());
+    if (launch(make_params<T>(s, 0, 5)) == FLARE_OK) {
+        CHECK(cudaDeviceSynchronize());
+        std::printf("%s D=%d N=%d right=%d left=%d\n", std::is_same_v<T, __half> ? "fp16" : "bf16", s.head_dim, s.seqlen_q, s.right,
+                    s.left);
+    }
+}
+
+void once() {
+    for (int n : {4096, 16384}) {
+        for (int right : {-1, 0}) {
+            launch_once<__nv_bfloat16>({16384 / n, 16, 16, n, n, 128, 128, -1, right});
+            launch_once<__half>({16384 / n, 16, 16, n, n, 128, 128, -1, right});
+        }
+    }
+    launch_once<__nv_bfloat16>({1, 16, 16, 16384, 16384, 128, 128, 1023, 0});
+    launch_once<__nv_bfloat16>({1, 32, 32, 16384, 16384, 64, 64, -1, -1});
+    launch_once<__nv_bfloat16>({1, 8, 8, 16384, 16384, 256, 256, -1, -1});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -134,6 +159,10 @@ int main(int argc, char** argv) {
     }
     window(v[0]);
 #else
+    if (std::strcmp(what, "once") == 0) {
+        once();
+        return 0;
+    }
     const bool everything = std::strcmp(what, "all") == 0;
     if (everything || std::strcmp(what, "forward") == 0) {
         for (int d : {64, 128, 256}) {
