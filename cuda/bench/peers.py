@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 
 import torch
 import torch.nn.functional as F
@@ -33,10 +34,16 @@ class Timer:
             call()
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
+        # A GPU that was idle takes a while to reach its clock.
+        begin = time.monotonic()
+        while True:
+            self.flush.zero_()
+            start.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            if time.monotonic() - begin >= 0.01:
+                break
         # A launch and its flush; the flush takes about 0.1 ms.
         once = start.elapsed_time(end) / 1e3 + 1e-4
         count = max(11, min(200, int(self.seconds / once)))

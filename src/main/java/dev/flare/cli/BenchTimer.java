@@ -17,6 +17,7 @@ final class BenchTimer implements AutoCloseable {
   private static final long FLUSH_BYTES = 256L << 20;
   private static final double FLUSH_SECONDS = 1e-4;
   private static final int WARM_UP = 3;
+  private static final long WARM_UP_NANOS = 10_000_000;
   private static final int LEAST = 11;
   private static final int MOST = 200;
 
@@ -45,7 +46,7 @@ final class BenchTimer implements AutoCloseable {
     return stream;
   }
 
-  /** Runs the call a few times, then times it. */
+  /** Runs the call a few times, for 10 ms at least, then times it. */
   Timing time(Consumer<Stream> call) {
     // What made the inputs went through another stream.
     device.synchronize();
@@ -53,8 +54,12 @@ final class BenchTimer implements AutoCloseable {
       call.accept(stream);
     }
     stream.synchronize();
-    once(0, call);
-    ends[0].synchronize();
+    // A GPU that was idle takes a while to reach its clock.
+    long begin = System.nanoTime();
+    do {
+      once(0, call);
+      ends[0].synchronize();
+    } while (System.nanoTime() - begin < WARM_UP_NANOS);
     double estimate = ends[0].millisSince(starts[0]) / 1e3 + FLUSH_SECONDS;
     int count = (int) Math.clamp(seconds / estimate, LEAST, MOST);
     for (int i = 0; i < count; i++) {
