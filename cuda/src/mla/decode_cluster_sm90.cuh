@@ -217,39 +217,6 @@ struct Scorer {
         }
     }
 
-    __device__ __forceinline__ void raise_maxima(float (&s)[32], float (&a)[2], float (&base)[2], int key0,
-                                                 const int (&limit)[2], bool masked) {
-        if (args.negate) {
-#pragma unroll
-            for (int i = 0; i < 32; ++i) {
-                s[i] = -s[i];
-            }
-        }
-        if (masked) {
-            const int col0 = key0 + 2 * (lane % 4);
-#pragma unroll
-            for (int i = 0; i < 32; ++i) {
-                if (col0 + 8 * (i / 4) + i % 2 >= limit[(i / 2) % 2]) {
-                    s[i] = -INFINITY;
-                }
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float top = s[2 * r];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-            }
-            const float grown = fmaxf(m[r], tile::quad_max(top) * args.scale_log2);
-            const float to = grown - m[r] > kRescaleThreshold ? grown : m[r];
-            a[r] = to == m[r] ? 1.0f : ptx::exp2_approx(m[r] - to);
-            m[r] = to;
-            base[r] = to == -INFINITY ? 0.0f : to;
-            sum[r] *= a[r];
-        }
-    }
-
     __device__ __forceinline__ void run_piece(const Piece& piece, int tile) {
         const int n = piece.end - piece.begin;
         if (n == 0) {
@@ -339,7 +306,13 @@ struct Scorer {
             const int key0 = (piece.begin + i) * kBlockKeys;
             float a[2];
             float base[2];
-            raise_maxima(s, a, base, key0, limit, key0 + kBlockKeys > full_keys);
+            if (args.negate) {
+                negate_scores(s);
+            }
+            if (key0 + kBlockKeys > full_keys) {
+                mask_keys(s, key0, lane, limit);
+            }
+            raise_maxima(s, args.scale_log2, m, sum, a, base);
             uint32_t p[16];
 #pragma unroll
             for (int j = 0; j < 32; ++j) {

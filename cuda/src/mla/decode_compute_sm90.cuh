@@ -35,6 +35,44 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
     }
 }
 
+// A thread's scores of two rows and one block of keys: turned over where the scale is negative.
+__device__ __forceinline__ void negate_scores(float (&s)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        s[i] = -s[i];
+    }
+}
+
+// Masked from each row's limit on, for a block whose first key is key0.
+__device__ __forceinline__ void mask_keys(float (&s)[32], int key0, int lane, const int (&limit)[2]) {
+    const int col0 = key0 + 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        if (col0 + 8 * (i / 4) + i % 2 >= limit[(i / 2) % 2]) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+// And taken into m. a: the factors for O, and for sum, which is multiplied here; base: what is subtracted from scores.
+__device__ __forceinline__ void raise_maxima(const float (&s)[32], float scale_log2, float (&m)[2], float (&sum)[2], float (&a)[2],
+                                             float (&base)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float top = s[2 * r];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        }
+        const float grown = fmaxf(m[r], tile::quad_max(top) * scale_log2);
+        const float to = grown - m[r] > kRescaleThreshold ? grown : m[r];
+        a[r] = to == m[r] ? 1.0f : ptx::exp2_approx(m[r] - to);
+        m[r] = to;
+        base[r] = to == -INFINITY ? 0.0f : to;
+        sum[r] *= a[r];
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Consumer: one warpgroup; wg = 0 holds the value columns 0-255, wg = 1 256-511.
 
@@ -108,13 +146,10 @@ struct Consumer {
 
     // Masks the scores of a block whose first key is key0 and takes them into m and sum. a: the factors for O, base: what
     // exponentiate() subtracts.
-    __device__ __forceinline__ void raise_maxima(float (&s)[32], float (&a)[2], float (&base)[2], uint32_t g, int key0,
-                                                 const int (&limit)[2], bool masked) {
+    __device__ __forceinline__ void take_scores(float (&s)[32], float (&a)[2], float (&base)[2], uint32_t g, int key0,
+                                                const int (&limit)[2], bool masked) {
         if (args.negate) {
-#pragma unroll
-            for (int i = 0; i < 32; ++i) {
-                s[i] = -s[i];
-            }
+            negate_scores(s);
         }
         if constexpr (kLoad != Load::kTma) {
             if (args.indices != nullptr) {
@@ -130,28 +165,9 @@ struct Consumer {
             }
         }
         if (masked) {
-            const int col0 = key0 + 2 * (lane % 4);
-#pragma unroll
-            for (int i = 0; i < 32; ++i) {
-                if (col0 + 8 * (i / 4) + i % 2 >= limit[(i / 2) % 2]) {
-                    s[i] = -INFINITY;
-                }
-            }
+            mask_keys(s, key0, lane, limit);
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float top = s[2 * r];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-            }
-            const float grown = fmaxf(m[r], tile::quad_max(top) * args.scale_log2);
-            const float to = grown - m[r] > kRescaleThreshold ? grown : m[r];
-            a[r] = to == m[r] ? 1.0f : ptx::exp2_approx(m[r] - to);
-            m[r] = to;
-            base[r] = to == -INFINITY ? 0.0f : to;
-            sum[r] *= a[r];
-        }
+        raise_maxima(s, args.scale_log2, m, sum, a, base);
     }
 
     // Keys [32 kHalf, +32) of the block: exponentials, their part of the row sums, P.
@@ -194,7 +210,7 @@ struct Consumer {
     __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[16], float (&a)[2], uint32_t g, int key0,
                                             const int (&limit)[2], bool masked) {
         float base[2];
-        raise_maxima(s, a, base, g, key0, limit, masked);
+        take_scores(s, a, base, g, key0, limit, masked);
         exponentiate<0>(s, base, p);
         publish<0>(p);
         exponentiate<1>(s, base, p);
@@ -413,7 +429,7 @@ struct Consumer {
 
             const int key0 = (piece.begin + i) * kBlockKeys;
             float base[2];
-            raise_maxima(s, a, base, g, key0, limit, key0 + kBlockKeys > full_keys);
+            take_scores(s, a, base, g, key0, limit, key0 + kBlockKeys > full_keys);
             exponentiate<0>(s, base, p);
             rescale(o, a[0], a[1]);
             if (has_tail && i + 1 == n) {
